@@ -1,0 +1,1 @@
+//! The Triton backend C ABI behind a safe interface.

@@ -1,0 +1,1 @@
+//! Serves BERT-class text models inside NVIDIA Triton.
