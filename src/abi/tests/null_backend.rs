@@ -297,3 +297,24 @@ fn states_are_dropped_when_they_cannot_be_stored() {
         assert_eq!(report.load_error.expect("an error").1, code);
     }
 }
+
+#[test]
+fn gpu_memory_without_a_usable_driver_fails_only_its_request() {
+    let gpu_input = RequestSpec::new(InputSpec::texts("TEXT", &["x"]).on_gpu(), &ALL);
+    let report = run_sound(&scenario().batch([
+        texts(&["before"]),
+        gpu_input,
+        texts(&["x"]).placed(Placement::Gpu),
+        texts(&["after"]),
+    ]));
+    assert_answers(&report, 0, &["before"]);
+    assert_answers(&report, 3, &["after"]);
+    for number in 1..3 {
+        let (_, message) = report.answer(number).error.clone().expect("an error");
+        // A machine with a GPU has a driver, which does not know these pointers.
+        assert!(
+            message.contains("libcuda.so.1") || message.contains("cuMemcpy"),
+            "{message}"
+        );
+    }
+}

@@ -49,6 +49,26 @@ impl Plugin {
         Self::with_symbols_of(library)
     }
 
+    /// Opens a plugin that cargo built for this test: `file` is relative to the directory of the build's profile
+    /// (`target/debug`), which is found from the test's own executable.
+    ///
+    /// # Panics
+    /// When it is not there, or does not load.
+    pub fn built(file: &str) -> Self {
+        let executable = std::env::current_exe().expect("a test has an executable");
+        let directory = executable
+            .ancestors()
+            .nth(2)
+            .expect("an executable lies in target/*/deps");
+        let path = directory.join(file);
+        assert!(
+            path.exists(),
+            "{} is not built: run `cargo build --all-targets`",
+            path.display()
+        );
+        Self::open(&path)
+    }
+
     /// The plugin that is linked into the test's executable itself.
     ///
     /// # Panics

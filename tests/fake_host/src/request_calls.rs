@@ -105,7 +105,11 @@ host_calls! { |host|
     }
 
     fn TRITONBACKEND_ResponseDelete(response: *mut TRITONBACKEND_Response) {
-        host.take_response(response)?;
+        let (response, _) = host.take_response(response)?;
+        let outcome = host.outcomes.entry(response.request).or_default();
+        if !outcome.answers.is_empty() {
+            return Err(Failure::misuse("a response is deleted after the final one was sent"));
+        }
     }
 
     fn TRITONBACKEND_ResponseSetStringParameter(
