@@ -24,11 +24,8 @@ impl Texts {
         spans.try_reserve_exact(count.min(most))?;
         let mut at = 0;
         for row in 0..count {
-            let span = element(&data, at).ok_or_else(|| {
-                Error::invalid_arg(format!(
-                    "input '{input}': element {row} of {count} is cut off"
-                ))
-            })?;
+            let span = element(&data, at)
+                .ok_or_else(|| Error::invalid_arg(format!("input '{input}': element {row} of {count} is cut off")))?;
             at = span.end;
             spans.push(span);
         }
@@ -38,11 +35,7 @@ impl Texts {
                 data.len() - at
             )));
         }
-        Ok(Self {
-            input: input.to_string(),
-            data,
-            spans,
-        })
+        Ok(Self { input: input.to_string(), data, spans })
     }
 
     /// How many strings.
@@ -123,10 +116,7 @@ mod tests {
     fn refuses_every_cut_and_every_addition() {
         let data = encode(&["one", "", "three"]).expect("fits");
         for cut in 0..data.len() {
-            assert!(
-                Texts::parse("TEXT", data[..cut].to_vec(), 3).is_err(),
-                "cut at {cut}"
-            );
+            assert!(Texts::parse("TEXT", data[..cut].to_vec(), 3).is_err(), "cut at {cut}");
         }
         let mut longer = data.clone();
         longer.push(0);
@@ -146,13 +136,7 @@ mod tests {
     #[test]
     fn names_the_row_that_is_not_utf8() {
         let data = encode(&[b"fine".as_slice(), b"bad \xff"]).expect("fits");
-        let error = Texts::parse("TEXT", data, 2)
-            .expect("framed")
-            .as_strs()
-            .expect_err("not UTF-8");
-        assert_eq!(
-            error.message(),
-            "input 'TEXT', row 1: not valid UTF-8 from byte 4 on"
-        );
+        let error = Texts::parse("TEXT", data, 2).expect("framed").as_strs().expect_err("not UTF-8");
+        assert_eq!(error.message(), "input 'TEXT', row 1: not valid UTF-8 from byte 4 on");
     }
 }

@@ -37,10 +37,9 @@ fn tensors_may_lie_in_gpu_memory() {
     // 21 bytes: one piece and then five; three outputs each time.
     assert_eq!(cuda.copies(), 1 + 3 + 5 + 3);
 
-    for (error, code) in [
-        (OUT_OF_MEMORY, sys::TRITONSERVER_ERROR_UNAVAILABLE),
-        (LAUNCH_FAILED, sys::TRITONSERVER_ERROR_INTERNAL),
-    ] {
+    for (error, code) in
+        [(OUT_OF_MEMORY, sys::TRITONSERVER_ERROR_UNAVAILABLE), (LAUNCH_FAILED, sys::TRITONSERVER_ERROR_INTERNAL)]
+    {
         cuda.fail_next(error);
         let report = run(&plugin, &scenario, None);
         report.assert_sound();

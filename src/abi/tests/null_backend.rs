@@ -3,9 +3,7 @@
 #[path = "../examples/null_backend.rs"]
 mod null_backend;
 
-use fake_host::{
-    Fault, InputSpec, Placement, Plugin, Report, RequestSpec, Scenario, run, sweep, sys,
-};
+use fake_host::{Fault, InputSpec, Placement, Plugin, Report, RequestSpec, Scenario, run, sweep, sys};
 
 const ALL: [&str; 3] = ["EMBEDDING", "BYTE_COUNT", "ECHO"];
 
@@ -40,41 +38,20 @@ fn assert_answers(report: &Report, number: usize, texts: &[&str]) {
 
 #[test]
 fn answers_and_reports_what_it_should() {
-    let mut scenario = scenario()
-        .batch([texts(&["hello"]), texts(&["", "naïve", "🦀"])])
-        .batch([texts(&["again"])]);
+    let mut scenario = scenario().batch([texts(&["hello"]), texts(&["", "naïve", "🦀"])]).batch([texts(&["again"])]);
     scenario.instances = 2;
     let report = run_sound(&scenario);
     assert_answers(&report, 0, &["hello"]);
     assert_answers(&report, 1, &["", "naïve", "🦀"]);
     assert_answers(&report, 2, &["again"]);
-    assert_eq!(
-        report
-            .answer(1)
-            .output("EMBEDDING")
-            .expect("asked for")
-            .shape,
-        [3, 8]
-    );
+    assert_eq!(report.answer(1).output("EMBEDDING").expect("asked for").shape, [3, 8]);
     assert_eq!(report.answer(0).parameters["instance"], "embed_0");
     assert_eq!(report.answer(2).parameters["instance"], "embed_1");
     assert_eq!(report.batch_rows, [4, 1]);
-    assert!(
-        report
-            .outcomes
-            .iter()
-            .all(|outcome| outcome.statistics == [true])
-    );
+    assert!(report.outcomes.iter().all(|outcome| outcome.statistics == [true]));
     assert_eq!(report.instance_groups[0].count, 2);
-    assert!(
-        report.config.contains("TYPE_STRING"),
-        "completed: {}",
-        report.config
-    );
-    assert_eq!(
-        report.metrics["null_texts{model=\"embed\"}"],
-        [1.0, 3.0, 1.0]
-    );
+    assert!(report.config.contains("TYPE_STRING"), "completed: {}", report.config);
+    assert_eq!(report.metrics["null_texts{model=\"embed\"}"], [1.0, 3.0, 1.0]);
     assert_eq!(report.metrics["null_rows{model=\"embed\"}"], [4.0, 1.0]);
     assert!(report.errors_logged().is_empty(), "{:?}", report.logs);
 }
@@ -108,10 +85,7 @@ fn writes_outputs_at_odd_addresses() {
 
 #[test]
 fn one_bad_request_of_a_batch_fails_alone() {
-    let bad_utf8 = RequestSpec::new(
-        InputSpec::texts("TEXT", &[b"fine".as_slice(), b"\xff"]),
-        &ALL,
-    );
+    let bad_utf8 = RequestSpec::new(InputSpec::texts("TEXT", &[b"fine".as_slice(), b"\xff"]), &ALL);
     let mut cut = InputSpec::texts("TEXT", &["cut off"]);
     cut.buffers[0].bytes.pop();
     let mut too_many = InputSpec::texts("TEXT", &["one"]);
@@ -136,24 +110,11 @@ fn one_bad_request_of_a_batch_fails_alone() {
     assert_answers(&report, 0, &["before"]);
     assert_answers(&report, 10, &["after"]);
     for number in 1..8 {
-        assert_eq!(
-            report.answer(number).code(),
-            Some(sys::TRITONSERVER_ERROR_INVALID_ARG)
-        );
+        assert_eq!(report.answer(number).code(), Some(sys::TRITONSERVER_ERROR_INVALID_ARG));
     }
-    assert_eq!(
-        report.answer(8).code(),
-        Some(sys::TRITONSERVER_ERROR_INTERNAL)
-    );
-    assert_eq!(
-        report.answer(9).code(),
-        Some(sys::TRITONSERVER_ERROR_CANCELLED)
-    );
-    assert_eq!(
-        report.batch_rows,
-        [4],
-        "two good ones, one that fails late, one forgotten"
-    );
+    assert_eq!(report.answer(8).code(), Some(sys::TRITONSERVER_ERROR_INTERNAL));
+    assert_eq!(report.answer(9).code(), Some(sys::TRITONSERVER_ERROR_CANCELLED));
+    assert_eq!(report.batch_rows, [4], "two good ones, one that fails late, one forgotten");
     assert_eq!(
         report.answer(1).error.as_ref().expect("an error").1,
         "input 'TEXT', row 1: not valid UTF-8 from byte 0 on"
@@ -172,17 +133,13 @@ fn reads_numbers_of_both_widths() {
     ]));
     assert_answers(&report, 0, &["x"]);
     assert_answers(&report, 1, &["x"]);
-    assert_eq!(
-        report.answer(2).code(),
-        Some(sys::TRITONSERVER_ERROR_INVALID_ARG)
-    );
+    assert_eq!(report.answer(2).code(), Some(sys::TRITONSERVER_ERROR_INVALID_ARG));
 }
 
 #[test]
 fn a_panic_fails_what_is_unanswered_and_nothing_else() {
-    let scenario = scenario()
-        .batch([texts(&["done"]), texts(&["!panic"]), texts(&["behind it"])])
-        .batch([texts(&["next"])]);
+    let scenario =
+        scenario().batch([texts(&["done"]), texts(&["!panic"]), texts(&["behind it"])]).batch([texts(&["next"])]);
     let report = run_sound(&scenario);
     assert_answers(&report, 0, &["done"]);
     for number in 1..3 {
@@ -196,19 +153,11 @@ fn a_panic_fails_what_is_unanswered_and_nothing_else() {
 
 #[test]
 fn a_panic_at_load_is_a_load_error() {
-    let config =
-        r#"{"name":"embed","input":[],"parameters":{"panic_at_load":{"string_value":"1"}}}"#;
-    let report = run(
-        &Plugin::in_this_executable(),
-        &scenario().config(config),
-        None,
-    );
+    let config = r#"{"name":"embed","input":[],"parameters":{"panic_at_load":{"string_value":"1"}}}"#;
+    let report = run(&Plugin::in_this_executable(), &scenario().config(config), None);
     report.assert_sound();
     let (entry, code, message) = report.load_error.expect("an error");
-    assert_eq!(
-        (entry, code),
-        ("ModelInitialize", sys::TRITONSERVER_ERROR_INTERNAL)
-    );
+    assert_eq!((entry, code), ("ModelInitialize", sys::TRITONSERVER_ERROR_INTERNAL));
     assert_eq!(message, "panic in ModelInitialize: asked to at load");
 }
 
@@ -234,12 +183,7 @@ fn error_responses_of_a_cached_model_cannot_be_cached() {
     check(&report);
     assert_answers(&report, 1, &["fine"]);
     // Also when one call of the host fails on the way; the server answers what Execute refuses.
-    sweep(
-        &Plugin::in_this_executable(),
-        &scenario,
-        sys::TRITONSERVER_ERROR_INTERNAL,
-        check,
-    );
+    sweep(&Plugin::in_this_executable(), &scenario, sys::TRITONSERVER_ERROR_INTERNAL, check);
 }
 
 #[test]
@@ -254,16 +198,11 @@ fn every_call_of_the_host_may_fail() {
             texts(&["last"]).input(InputSpec::int32("SCALE", &[1], &[3])),
         ])
         .batch([texts(&["!panic"])])
-        .batch([RequestSpec::new(
-            InputSpec::texts("TEXT", &["in", "pieces"]).in_pieces_of(4),
-            &ALL,
-        )]);
+        .batch([RequestSpec::new(InputSpec::texts("TEXT", &["in", "pieces"]).in_pieces_of(4), &ALL)]);
     scenario.instances = 2;
-    for code in [
-        sys::TRITONSERVER_ERROR_INTERNAL,
-        sys::TRITONSERVER_ERROR_UNAVAILABLE,
-        sys::TRITONSERVER_ERROR_INVALID_ARG,
-    ] {
+    for code in
+        [sys::TRITONSERVER_ERROR_INTERNAL, sys::TRITONSERVER_ERROR_UNAVAILABLE, sys::TRITONSERVER_ERROR_INVALID_ARG]
+    {
         let mut runs = 0;
         sweep(&Plugin::in_this_executable(), &scenario, code, |report| {
             runs += 1;
@@ -280,16 +219,9 @@ fn every_call_of_the_host_may_fail() {
 fn states_are_dropped_when_they_cannot_be_stored() {
     let plugin = Plugin::in_this_executable();
     let clean = run(&plugin, &scenario(), None);
-    for name in [
-        "TRITONBACKEND_BackendSetState",
-        "TRITONBACKEND_ModelSetState",
-        "TRITONBACKEND_ModelInstanceSetState",
-    ] {
-        let call = clean
-            .calls
-            .iter()
-            .position(|call| *call == name)
-            .expect("called");
+    for name in ["TRITONBACKEND_BackendSetState", "TRITONBACKEND_ModelSetState", "TRITONBACKEND_ModelInstanceSetState"]
+    {
+        let call = clean.calls.iter().position(|call| *call == name).expect("called");
         let code = sys::TRITONSERVER_ERROR_UNSUPPORTED;
         let report = run(&plugin, &scenario(), Some(Fault { call, code }));
         // The model's metrics are gone, or they would be among the leaks.
@@ -312,9 +244,6 @@ fn gpu_memory_without_a_usable_driver_fails_only_its_request() {
     for number in 1..3 {
         let (_, message) = report.answer(number).error.clone().expect("an error");
         // A machine with a GPU has a driver, which does not know these pointers.
-        assert!(
-            message.contains("libcuda.so.1") || message.contains("cuMemcpy"),
-            "{message}"
-        );
+        assert!(message.contains("libcuda.so.1") || message.contains("cuMemcpy"), "{message}");
     }
 }

@@ -38,15 +38,10 @@ impl FakeCuda {
         unsafe {
             let copies = libc::dlsym(handle, c"fake_cuda_copies".as_ptr());
             let fail_next = libc::dlsym(handle, c"fake_cuda_fail_next".as_ptr());
-            assert!(
-                !copies.is_null() && !fail_next.is_null(),
-                "another libcuda.so.1 is loaded"
-            );
+            assert!(!copies.is_null() && !fail_next.is_null(), "another libcuda.so.1 is loaded");
             Self {
                 copies: std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> c_int>(copies),
-                fail_next: std::mem::transmute::<*mut libc::c_void, extern "C" fn(c_int)>(
-                    fail_next,
-                ),
+                fail_next: std::mem::transmute::<*mut libc::c_void, extern "C" fn(c_int)>(fail_next),
             }
         }
     }

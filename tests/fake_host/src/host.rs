@@ -25,25 +25,18 @@ pub(crate) struct Table<T> {
 
 impl<T> Table<T> {
     const fn new(kind: &'static str) -> Self {
-        Self {
-            kind,
-            live: BTreeMap::new(),
-        }
+        Self { kind, live: BTreeMap::new() }
     }
 
     /// The object behind a handle. A handle that is not alive is the plugin's misuse.
     pub(crate) fn get<H>(&mut self, handle: *const H) -> Result<&mut T, Failure> {
         let kind = self.kind;
-        self.live
-            .get_mut(&handle.addr())
-            .ok_or_else(|| Failure::misuse(format!("use of a {kind} that is not alive")))
+        self.live.get_mut(&handle.addr()).ok_or_else(|| Failure::misuse(format!("use of a {kind} that is not alive")))
     }
 
     pub(crate) fn remove<H>(&mut self, handle: *const H) -> Result<T, Failure> {
         let kind = self.kind;
-        self.live
-            .remove(&handle.addr())
-            .ok_or_else(|| Failure::misuse(format!("second release of a {kind}")))
+        self.live.remove(&handle.addr()).ok_or_else(|| Failure::misuse(format!("second release of a {kind}")))
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
@@ -213,11 +206,7 @@ impl Host {
     }
 
     /// Puts an object into one of the tables, under a new handle.
-    pub(crate) fn insert<T, H>(
-        &mut self,
-        table: impl FnOnce(&mut Self) -> &mut Table<T>,
-        object: T,
-    ) -> *mut H {
+    pub(crate) fn insert<T, H>(&mut self, table: impl FnOnce(&mut Self) -> &mut Table<T>, object: T) -> *mut H {
         self.next_handle += 1;
         let handle = self.next_handle;
         table(self).live.insert(handle, object);
@@ -237,11 +226,9 @@ impl Host {
         let number = self.calls.len();
         self.calls.push(name);
         match self.fault {
-            Some(fault) if fault.call == number => Err(Failure {
-                code: fault.code,
-                message: format!("fault injected into {name}"),
-                misuse: false,
-            }),
+            Some(fault) if fault.call == number => {
+                Err(Failure { code: fault.code, message: format!("fault injected into {name}"), misuse: false })
+            }
             _ => Ok(()),
         }
     }
@@ -257,19 +244,11 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: sys::TRITONSERVER_Error_Code, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            message: message.into(),
-            misuse: false,
-        }
+        Self { code, message: message.into(), misuse: false }
     }
 
     pub(crate) fn misuse(message: impl Into<String>) -> Self {
-        Self {
-            code: sys::TRITONSERVER_ERROR_INTERNAL,
-            message: message.into(),
-            misuse: true,
-        }
+        Self { code: sys::TRITONSERVER_ERROR_INTERNAL, message: message.into(), misuse: true }
     }
 }
 
@@ -305,9 +284,7 @@ pub(crate) fn text(pointer: *const c_char) -> String {
         return String::new();
     }
     // SAFETY: the plugin passes NUL-terminated strings; this is the ABI's contract.
-    unsafe { std::ffi::CStr::from_ptr(pointer) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { std::ffi::CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
 /// An array that the plugin passes.

@@ -153,7 +153,5 @@ fn in_order(times: &[u64]) -> Result<(), Failure> {
     if times.is_sorted() && times[0] > 0 {
         return Ok(());
     }
-    Err(Failure::misuse(format!(
-        "times are not in order: {times:?}"
-    )))
+    Err(Failure::misuse(format!("times are not in order: {times:?}")))
 }

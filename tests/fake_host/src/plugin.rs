@@ -40,12 +40,7 @@ impl Plugin {
         let c_path = CString::new(path.as_os_str().as_encoded_bytes()).expect("path without NUL");
         // SAFETY: a NUL-terminated path. The plugin runs no code of its own when it is loaded.
         let library = unsafe { libc::dlopen(c_path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(
-            !library.is_null(),
-            "{} does not load: {}",
-            path.display(),
-            loader_error()
-        );
+        assert!(!library.is_null(), "{} does not load: {}", path.display(), loader_error());
         Self::with_symbols_of(library)
     }
 
@@ -56,16 +51,9 @@ impl Plugin {
     /// When it is not there, or does not load.
     pub fn built(file: &str) -> Self {
         let executable = std::env::current_exe().expect("a test has an executable");
-        let directory = executable
-            .ancestors()
-            .nth(2)
-            .expect("an executable lies in target/*/deps");
+        let directory = executable.ancestors().nth(2).expect("an executable lies in target/*/deps");
         let path = directory.join(file);
-        assert!(
-            path.exists(),
-            "{} is not built: run `cargo build --all-targets`",
-            path.display()
-        );
+        assert!(path.exists(), "{} is not built: run `cargo build --all-targets`", path.display());
         Self::open(&path)
     }
 
@@ -116,11 +104,7 @@ unsafe fn symbol<F: Copy>(library: *mut c_void, name: &CStr) -> F {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: an open library and a NUL-terminated name.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-    assert!(
-        !address.is_null(),
-        "the plugin has no {}",
-        name.to_string_lossy()
-    );
+    assert!(!address.is_null(), "the plugin has no {}", name.to_string_lossy());
     // SAFETY: of the same size, and of that type by this function's contract.
     unsafe { std::mem::transmute_copy(&address) }
 }

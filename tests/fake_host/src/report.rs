@@ -81,19 +81,9 @@ impl Report {
     /// Panics unless every request was answered once and released once, nothing leaked, no handle was misused, and
     /// no statistics are wrong.
     pub fn assert_sound(&self) {
-        let fault = self
-            .failed_call
-            .map_or(String::new(), |call| format!(" after {call} failed"));
-        assert!(
-            self.misuses.is_empty(),
-            "misuse{fault}: {:?}\n{self:#?}",
-            self.misuses
-        );
-        assert!(
-            self.leaks.is_empty(),
-            "leaks{fault}: {:?}\n{self:#?}",
-            self.leaks
-        );
+        let fault = self.failed_call.map_or(String::new(), |call| format!(" after {call} failed"));
+        assert!(self.misuses.is_empty(), "misuse{fault}: {:?}\n{self:#?}", self.misuses);
+        assert!(self.leaks.is_empty(), "leaks{fault}: {:?}\n{self:#?}", self.leaks);
         for (number, outcome) in self.outcomes.iter().enumerate() {
             let reports = outcome.statistics.len();
             let one_report = reports == 1
@@ -197,9 +187,7 @@ impl Answer {
     }
 
     fn bytes(&self, name: &str, datatype: sys::TRITONSERVER_DataType) -> &[u8] {
-        let output = self
-            .output(name)
-            .unwrap_or_else(|| panic!("no {name} in {self:?}"));
+        let output = self.output(name).unwrap_or_else(|| panic!("no {name} in {self:?}"));
         assert_eq!(output.datatype, datatype, "type of {name}");
         output.bytes.as_deref().unwrap_or_default()
     }

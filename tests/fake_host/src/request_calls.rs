@@ -3,9 +3,7 @@
 use std::ffi::{CString, c_char, c_void};
 
 use crate::cuda;
-use crate::host::{
-    Buffer, Failure, Host, OutputObject, ResponseObject, array, host, host_calls, put, text,
-};
+use crate::host::{Buffer, Failure, Host, OutputObject, ResponseObject, array, host, host_calls, put, text};
 use crate::report::{Answer, OutputTensor};
 use crate::scenario::Placement;
 use crate::sys::*;
@@ -193,19 +191,13 @@ pub(crate) fn send_address() -> usize {
 
 impl Host {
     /// The request that an input belongs to, and its place there.
-    fn input(
-        &mut self,
-        input: *mut TRITONBACKEND_Input,
-    ) -> Result<(*const TRITONBACKEND_Request, usize), Failure> {
+    fn input(&mut self, input: *mut TRITONBACKEND_Input) -> Result<(*const TRITONBACKEND_Request, usize), Failure> {
         let input = self.inputs.get(input)?;
         Ok((std::ptr::without_provenance(input.request), input.index))
     }
 
     /// Makes a request alive.
-    pub(crate) fn new_request(
-        &mut self,
-        spec: &crate::scenario::RequestSpec,
-    ) -> *mut TRITONBACKEND_Request {
+    pub(crate) fn new_request(&mut self, spec: &crate::scenario::RequestSpec) -> *mut TRITONBACKEND_Request {
         let c_string = |text: &str| CString::new(text).unwrap_or_default();
         let object = crate::host::RequestObject {
             spec: spec.clone(),
@@ -220,14 +212,8 @@ impl Host {
             .enumerate()
             .rev()
             .map(|(index, input)| {
-                let object = crate::host::InputObject {
-                    request: request.addr(),
-                    index,
-                };
-                (
-                    c_string(&input.name),
-                    self.insert(|host| &mut host.inputs, object),
-                )
+                let object = crate::host::InputObject { request: request.addr(), index };
+                (c_string(&input.name), self.insert(|host| &mut host.inputs, object))
             })
             .collect();
         if let Ok(object) = self.requests.get(request) {
@@ -242,11 +228,7 @@ impl Host {
         for (_, input) in object.inputs {
             self.inputs.remove(input)?;
         }
-        if self
-            .responses
-            .values()
-            .any(|response| response.request == request.addr())
-        {
+        if self.responses.values().any(|response| response.request == request.addr()) {
             return Err(Failure::misuse("a request is released before its response"));
         }
         self.outcomes.entry(request.addr()).or_default().releases += 1;
@@ -285,11 +267,7 @@ impl Host {
             return Err(Failure::misuse("the only response is not the final one"));
         }
         let outcome = self.outcomes.entry(response.request).or_default();
-        outcome.answers.push(Answer {
-            error,
-            outputs,
-            parameters: response.parameters,
-        });
+        outcome.answers.push(Answer { error, outputs, parameters: response.parameters });
         Ok(())
     }
 }
@@ -298,26 +276,14 @@ impl Host {
 fn tensor(output: OutputObject) -> Result<OutputTensor, Failure> {
     let bytes = match output.buffer {
         None => None,
-        Some(Buffer {
-            memory,
-            start,
-            size,
-        }) => {
+        Some(Buffer { memory, start, size }) => {
             let (before, rest) = memory.split_at(start);
             let (bytes, after) = rest.split_at(size);
             if before.iter().chain(after).any(|byte| *byte != UNTOUCHED) {
-                return Err(Failure::misuse(format!(
-                    "memory around output {} was written to",
-                    output.name
-                )));
+                return Err(Failure::misuse(format!("memory around output {} was written to", output.name)));
             }
             Some(bytes.to_vec())
         }
     };
-    Ok(OutputTensor {
-        name: output.name,
-        datatype: output.datatype,
-        shape: output.shape,
-        bytes,
-    })
+    Ok(OutputTensor { name: output.name, datatype: output.datatype, shape: output.shape, bytes })
 }

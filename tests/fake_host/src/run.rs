@@ -24,10 +24,7 @@ pub fn run(plugin: &Plugin, scenario: &Scenario, fault: Option<Fault>) -> Report
     let requests = live(plugin, scenario, &mut report);
 
     let mut host = host();
-    report.outcomes = requests
-        .iter()
-        .map(|request| host.outcomes.get(request).cloned().unwrap_or_default())
-        .collect();
+    report.outcomes = requests.iter().map(|request| host.outcomes.get(request).cloned().unwrap_or_default()).collect();
     report.failed_call = fault.and_then(|fault| host.calls.get(fault.call).copied());
     report.leaks = host.alive();
     report.batch_rows = std::mem::take(&mut host.batch_rows);
@@ -41,28 +38,15 @@ pub fn run(plugin: &Plugin, scenario: &Scenario, fault: Option<Fault>) -> Report
 /// Runs a scenario once as it is, and then once for each call of the host with that call failing with `code`. Every
 /// run has to be sound ([`Report::assert_sound`]) and at most one request may be hit. `look` sees each report, the
 /// clean one first.
-pub fn sweep(
-    plugin: &Plugin,
-    scenario: &Scenario,
-    code: TRITONSERVER_Error_Code,
-    mut look: impl FnMut(&Report),
-) {
+pub fn sweep(plugin: &Plugin, scenario: &Scenario, code: TRITONSERVER_Error_Code, mut look: impl FnMut(&Report)) {
     let clean = run(plugin, scenario, None);
     clean.assert_sound();
-    assert!(
-        clean.load_error.is_none(),
-        "the load fails: {:?}",
-        clean.load_error
-    );
+    assert!(clean.load_error.is_none(), "the load fails: {:?}", clean.load_error);
     look(&clean);
     // The number of calls before the fault is that of the clean run, so every call gets its turn.
     for call in 0..clean.calls.len() {
         let report = run(plugin, scenario, Some(Fault { call, code }));
-        assert_eq!(
-            report.failed_call,
-            Some(clean.calls[call]),
-            "calls come in another order"
-        );
+        assert_eq!(report.failed_call, Some(clean.calls[call]), "calls come in another order");
         report.assert_sound();
         report.assert_at_most_one_differs(&clean);
         look(&report);
@@ -76,17 +60,11 @@ fn live(plugin: &Plugin, scenario: &Scenario, report: &mut Report) -> Vec<usize>
     let config = host().insert(|host| &mut host.messages, config);
     let backend: *mut TRITONBACKEND_Backend = host().insert(
         |host| &mut host.backends,
-        BackendObject {
-            name: c_string(&scenario.backend),
-            config,
-            state: null_mut(),
-        },
+        BackendObject { name: c_string(&scenario.backend), config, state: null_mut() },
     );
     let mut requests = Vec::new();
     // SAFETY: here and below, live handles in the order that the ABI prescribes.
-    if note(report, "Initialize", unsafe {
-        (plugin.initialize)(backend)
-    }) {
+    if note(report, "Initialize", unsafe { (plugin.initialize)(backend) }) {
         let attributes = host().insert(|host| &mut host.attributes, Vec::new());
         // SAFETY: as above. An error is logged by the server, and changes nothing else.
         take_error(unsafe { (plugin.attributes)(backend, attributes) });
@@ -105,20 +83,12 @@ fn live(plugin: &Plugin, scenario: &Scenario, report: &mut Report) -> Vec<usize>
             },
         );
         // SAFETY: as above.
-        if note(report, "ModelInitialize", unsafe {
-            (plugin.model_initialize)(model)
-        }) {
-            report.config = host()
-                .models
-                .get(model)
-                .map(|m| m.config.clone())
-                .unwrap_or_default();
+        if note(report, "ModelInitialize", unsafe { (plugin.model_initialize)(model) }) {
+            report.config = host().models.get(model).map(|m| m.config.clone()).unwrap_or_default();
             requests = with_instances(plugin, scenario, report, model);
         }
         // SAFETY: as above.
-        note(report, "ModelFinalize", unsafe {
-            (plugin.model_finalize)(model)
-        });
+        note(report, "ModelFinalize", unsafe { (plugin.model_finalize)(model) });
         host().models.remove(model).ok();
     }
     // SAFETY: as above.
@@ -174,9 +144,7 @@ fn with_instances(
     }
     for instance in instances {
         // SAFETY: a live instance that executes nothing.
-        note(report, "ModelInstanceFinalize", unsafe {
-            (plugin.instance_finalize)(instance)
-        });
+        note(report, "ModelInstanceFinalize", unsafe { (plugin.instance_finalize)(instance) });
         host().instances.remove(instance).ok();
     }
     requests
@@ -187,8 +155,7 @@ fn execute(
     instance: *mut TRITONBACKEND_ModelInstance,
     batch: &[crate::scenario::RequestSpec],
 ) -> Vec<usize> {
-    let handles: Vec<*mut TRITONBACKEND_Request> =
-        batch.iter().map(|spec| host().new_request(spec)).collect();
+    let handles: Vec<*mut TRITONBACKEND_Request> = batch.iter().map(|spec| host().new_request(spec)).collect();
     let mut passed = handles.clone();
     // SAFETY: a live instance and live requests, which the plugin owns unless it returns an error.
     let error = unsafe { (plugin.execute)(instance, passed.as_mut_ptr(), passed.len() as u32) };
@@ -197,18 +164,13 @@ fn execute(
         for handle in &handles {
             // Released already: the double free that the real server would commit.
             if let Err(failure) = host.release(*handle) {
-                host.misuses
-                    .push(format!("after Execute gave an error: {}", failure.message));
+                host.misuses.push(format!("after Execute gave an error: {}", failure.message));
             }
-            host.outcomes
-                .entry(handle.addr())
-                .or_default()
-                .answers
-                .push(Answer {
-                    error: Some((code, message.clone())),
-                    outputs: Vec::new(),
-                    parameters: Default::default(),
-                });
+            host.outcomes.entry(handle.addr()).or_default().answers.push(Answer {
+                error: Some((code, message.clone())),
+                outputs: Vec::new(),
+                parameters: Default::default(),
+            });
         }
     }
     handles.iter().map(|handle| handle.addr()).collect()

@@ -91,11 +91,7 @@ pub struct RequestSpec {
 impl RequestSpec {
     /// A request with one input and these outputs.
     pub fn new(input: InputSpec, outputs: &[&str]) -> Self {
-        Self {
-            inputs: vec![input],
-            outputs: outputs.iter().map(|name| name.to_string()).collect(),
-            ..Self::default()
-        }
+        Self { inputs: vec![input], outputs: outputs.iter().map(|name| name.to_string()).collect(), ..Self::default() }
     }
 
     /// The same with one more input.
@@ -144,20 +140,12 @@ pub struct BufferSpec {
 
 impl InputSpec {
     /// An input of any type, in one buffer.
-    pub fn raw(
-        name: &str,
-        datatype: sys::TRITONSERVER_DataType,
-        shape: &[i64],
-        bytes: Vec<u8>,
-    ) -> Self {
+    pub fn raw(name: &str, datatype: sys::TRITONSERVER_DataType, shape: &[i64], bytes: Vec<u8>) -> Self {
         Self {
             name: name.to_string(),
             datatype,
             shape: shape.to_vec(),
-            buffers: vec![BufferSpec {
-                bytes,
-                on_gpu: false,
-            }],
+            buffers: vec![BufferSpec { bytes, on_gpu: false }],
         }
     }
 
@@ -169,44 +157,26 @@ impl InputSpec {
             bytes.extend((text.len() as u32).to_le_bytes());
             bytes.extend(text);
         }
-        Self::raw(
-            name,
-            sys::TRITONSERVER_TYPE_BYTES,
-            &[texts.len() as i64, 1],
-            bytes,
-        )
+        Self::raw(name, sys::TRITONSERVER_TYPE_BYTES, &[texts.len() as i64, 1], bytes)
     }
 
     /// An INT64 input.
     pub fn int64(name: &str, shape: &[i64], values: &[i64]) -> Self {
-        let bytes = values
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect();
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         Self::raw(name, sys::TRITONSERVER_TYPE_INT64, shape, bytes)
     }
 
     /// An INT32 input.
     pub fn int32(name: &str, shape: &[i64], values: &[i32]) -> Self {
-        let bytes = values
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect();
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         Self::raw(name, sys::TRITONSERVER_TYPE_INT32, shape, bytes)
     }
 
     /// The same data in buffers of `size` bytes, with an empty one in between.
     #[must_use]
     pub fn in_pieces_of(mut self, size: usize) -> Self {
-        let data: Vec<u8> = self
-            .buffers
-            .into_iter()
-            .flat_map(|buffer| buffer.bytes)
-            .collect();
-        let piece = |bytes: &[u8]| BufferSpec {
-            bytes: bytes.to_vec(),
-            on_gpu: false,
-        };
+        let data: Vec<u8> = self.buffers.into_iter().flat_map(|buffer| buffer.bytes).collect();
+        let piece = |bytes: &[u8]| BufferSpec { bytes: bytes.to_vec(), on_gpu: false };
         self.buffers = data.chunks(size).map(piece).collect();
         self.buffers.insert(self.buffers.len().min(1), piece(&[]));
         self

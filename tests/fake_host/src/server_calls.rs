@@ -6,10 +6,7 @@ use crate::host::{Failure, MetricObject, array, host, host_calls, put, text};
 use crate::sys::*;
 
 #[unsafe(no_mangle)]
-extern "C" fn TRITONSERVER_ErrorNew(
-    code: TRITONSERVER_Error_Code,
-    message: *const c_char,
-) -> *mut TRITONSERVER_Error {
+extern "C" fn TRITONSERVER_ErrorNew(code: TRITONSERVER_Error_Code, message: *const c_char) -> *mut TRITONSERVER_Error {
     let message = CString::new(text(message)).unwrap_or_default();
     host().insert(|host| &mut host.errors, (code, message))
 }
@@ -192,9 +189,7 @@ host_calls! { |host|
 
 fn update(metric: &mut MetricObject, value: f64, right_kind: bool) -> Result<(), Failure> {
     if !right_kind {
-        return Err(Failure::misuse(
-            "an update that this kind of metric does not have",
-        ));
+        return Err(Failure::misuse("an update that this kind of metric does not have"));
     }
     metric.updates.push(value);
     Ok(())
