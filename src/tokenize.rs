@@ -1,0 +1,7 @@
+/// stub
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Truncation {
+    Right,
+    Left,
+    Error,
+}
