@@ -5,6 +5,9 @@ pub mod parameters;
 pub mod tokenizer;
 pub mod triton;
 
+#[cfg(test)]
+mod tests;
+
 use serde_json::Value as Json;
 
 use crate::error::{Error, Result};
