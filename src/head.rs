@@ -1,6 +1,8 @@
 //! What is computed from the encoder's last hidden states: the head's description and its plain arithmetic in fp32.
 //! Engines call these functions, or compute the same on their device.
 
+use crate::model::EncoderSpec;
+
 /// How the token vectors of one sequence become one vector (sentence-transformers' `pooling_mode_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
@@ -53,6 +55,24 @@ pub enum Value {
     Logits,
     /// `[num_labels]` of a classify head, after its activation.
     Probabilities,
+}
+
+impl HeadSpec {
+    /// The number of elements of a row of `value`.
+    pub fn width(&self, value: Value, spec: &EncoderSpec) -> usize {
+        match (self, value) {
+            (Self::Classify { num_labels, .. }, Value::Logits | Value::Probabilities) => *num_labels,
+            _ => spec.hidden_size,
+        }
+    }
+
+    /// The value that every other of this head is derived from.
+    pub fn main_value(&self) -> Value {
+        match self {
+            Self::Embed { .. } => Value::Embedding,
+            Self::Classify { .. } => Value::Logits,
+        }
+    }
 }
 
 /// Pools `hidden`, the `[S, out.len()]` token vectors of one sequence (row-major, `S >= 1`), into `out`.

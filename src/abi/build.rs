@@ -11,12 +11,7 @@ use std::process::exit;
 fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let include = root.join("include");
-    for file in [
-        "triton_abi.h",
-        "shim/stddef.h",
-        "shim/stdint.h",
-        "shim/stdbool.h",
-    ] {
+    for file in ["triton_abi.h", "shim/stddef.h", "shim/stdint.h", "shim/stdbool.h"] {
         println!("cargo::rerun-if-changed={}", include.join(file).display());
     }
     println!("cargo::rerun-if-env-changed=LIBCLANG_PATH");
@@ -27,10 +22,7 @@ fn main() {
         match libclang_of_the_project(&root) {
             // SAFETY: a build script has one thread here; nothing reads the environment meanwhile.
             Some(dir) => unsafe { env::set_var("LIBCLANG_PATH", dir) },
-            None => fail(&format!(
-                "no libclang in {}/.venv",
-                root.canonicalize().unwrap_or(root.clone()).display()
-            )),
+            None => fail(&format!("no libclang in {}/.venv", root.canonicalize().unwrap_or(root.clone()).display())),
         }
     }
 
@@ -46,9 +38,7 @@ fn main() {
         .generate()
         .unwrap_or_else(|e| fail(&format!("bindgen: {e}")));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    bindings
-        .write_to_file(out.join("sys.rs"))
-        .unwrap_or_else(|e| fail(&format!("cannot write the bindings: {e}")));
+    bindings.write_to_file(out.join("sys.rs")).unwrap_or_else(|e| fail(&format!("cannot write the bindings: {e}")));
 }
 
 fn libclang_of_the_project(root: &Path) -> Option<PathBuf> {

@@ -33,11 +33,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn load_model(&self, model: &ModelHandle) -> Result<Self::Model>;
 
     /// An instance of a model is made, on a short-lived thread that is not the one that executes.
-    fn load_instance(
-        &self,
-        model: &Self::Model,
-        instance: &InstanceHandle,
-    ) -> Result<Self::Instance>;
+    fn load_instance(&self, model: &Self::Model, instance: &InstanceHandle) -> Result<Self::Instance>;
 
     /// Answers every request of the batch. It owns them, so there is nothing to return: what is wrong with one
     /// request is answered to that request.
@@ -115,17 +111,13 @@ macro_rules! export_backend {
             type Failure = *mut sys::TRITONSERVER_Error;
 
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn TRITONBACKEND_Initialize(
-                backend: *mut sys::TRITONBACKEND_Backend,
-            ) -> Failure {
+            unsafe extern "C" fn TRITONBACKEND_Initialize(backend: *mut sys::TRITONBACKEND_Backend) -> Failure {
                 // SAFETY: called by the server with its own handle, as documented there.
                 unsafe { entry::initialize::<$backend>(backend) }
             }
 
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn TRITONBACKEND_Finalize(
-                backend: *mut sys::TRITONBACKEND_Backend,
-            ) -> Failure {
+            unsafe extern "C" fn TRITONBACKEND_Finalize(backend: *mut sys::TRITONBACKEND_Backend) -> Failure {
                 // SAFETY: as above, after everything else.
                 unsafe { entry::finalize::<$backend>(backend) }
             }
@@ -140,17 +132,13 @@ macro_rules! export_backend {
             }
 
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn TRITONBACKEND_ModelInitialize(
-                model: *mut sys::TRITONBACKEND_Model,
-            ) -> Failure {
+            unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut sys::TRITONBACKEND_Model) -> Failure {
                 // SAFETY: as above, after Initialize.
                 unsafe { entry::model_initialize::<$backend>(model) }
             }
 
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn TRITONBACKEND_ModelFinalize(
-                model: *mut sys::TRITONBACKEND_Model,
-            ) -> Failure {
+            unsafe extern "C" fn TRITONBACKEND_ModelFinalize(model: *mut sys::TRITONBACKEND_Model) -> Failure {
                 // SAFETY: as above, after the model's instances are finalized.
                 unsafe { entry::model_finalize::<$backend>(model) }
             }

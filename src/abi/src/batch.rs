@@ -37,23 +37,12 @@ impl<'a> Batch<'a> {
             .iter()
             .filter_map(|&raw| NonNull::new(raw))
             .map(|raw| {
-                let owner = Owner {
-                    instance,
-                    uncacheable,
-                    exec_start,
-                };
+                let owner = Owner { instance, uncacheable, exec_start };
                 // SAFETY: live and ours by this function's contract; each is wrapped once.
                 unsafe { Request::own(raw, owner) }
             })
             .collect();
-        Self {
-            requests,
-            report: BatchReport {
-                instance,
-                exec_start,
-                _instance_lives: std::marker::PhantomData,
-            },
-        }
+        Self { requests, report: BatchReport { instance, exec_start, _instance_lives: std::marker::PhantomData } }
     }
 
     /// How many requests.

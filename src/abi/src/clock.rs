@@ -2,10 +2,7 @@
 
 /// Now, in nanoseconds of the monotonic clock that the server's statistics use.
 pub fn now_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is a valid place to write to; this clock exists on every Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
@@ -27,9 +24,6 @@ pub struct ComputeTimes {
 impl ComputeTimes {
     /// Began at `start` and ends now.
     pub fn since(start: u64) -> Self {
-        Self {
-            start,
-            end: now_ns(),
-        }
+        Self { start, end: now_ns() }
     }
 }

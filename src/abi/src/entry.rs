@@ -110,9 +110,7 @@ fn check_api_version() -> Result<()> {
 pub unsafe fn finalize<B: Backend>(raw: *mut sys::TRITONBACKEND_Backend) -> Failure {
     let result = catch("Finalize", || {
         // SAFETY: a live handle; its state is of this type or NULL.
-        let state = unsafe {
-            host::get_state::<BackendState<B>>(|out| sys::TRITONBACKEND_BackendState(raw, out))
-        }?;
+        let state = unsafe { host::get_state::<BackendState<B>>(|out| sys::TRITONBACKEND_BackendState(raw, out)) }?;
         if !state.is_null() {
             // SAFETY: stored by `initialize`; the server finalizes once.
             drop(unsafe { Box::from_raw(state) });
@@ -135,15 +133,13 @@ pub unsafe fn attributes<B: Backend>(
         for group in state.backend.default_instances() {
             // SAFETY: live attributes; the device numbers are copied.
             unsafe {
-                check(
-                    sys::TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(
-                        attributes,
-                        group.kind.to_raw(),
-                        group.count,
-                        group.devices.as_ptr(),
-                        group.devices.len() as u64,
-                    ),
-                )
+                check(sys::TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(
+                    attributes,
+                    group.kind.to_raw(),
+                    group.count,
+                    group.devices.as_ptr(),
+                    group.devices.len() as u64,
+                ))
             }?;
         }
         Ok(())
@@ -152,9 +148,7 @@ pub unsafe fn attributes<B: Backend>(
 
 /// # Safety
 /// A live backend between initialize and finalize; the reference is dropped before the latter.
-unsafe fn backend_state<'a, B: Backend>(
-    raw: *mut sys::TRITONBACKEND_Backend,
-) -> Result<&'a BackendState<B>> {
+unsafe fn backend_state<'a, B: Backend>(raw: *mut sys::TRITONBACKEND_Backend) -> Result<&'a BackendState<B>> {
     // SAFETY: by this function's contract, both calls.
     unsafe {
         let state = host::get_state(|out| sys::TRITONBACKEND_BackendState(raw, out))?;
@@ -170,16 +164,13 @@ pub unsafe fn model_initialize<B: Backend>(raw: *mut sys::TRITONBACKEND_Model) -
         let handle = unsafe { ModelHandle::new(raw) }?;
         // SAFETY: a live model, and its backend, which outlives it.
         let state = unsafe {
-            let backend =
-                host::get_handle("backend", |out| sys::TRITONBACKEND_ModelBackend(raw, out))?;
+            let backend = host::get_handle("backend", |out| sys::TRITONBACKEND_ModelBackend(raw, out))?;
             backend_state::<B>(backend.as_ptr())
         }?;
         let backend = Arc::clone(&state.backend);
         let model = backend.load_model(&handle)?;
         let state = Box::into_raw(Box::new(ModelState {
-            shared: SharedBlock {
-                magic: AtomicU64::new(0),
-            },
+            shared: SharedBlock { magic: AtomicU64::new(0) },
             loaded: Arc::new(Loaded { model, backend }),
         }));
         // SAFETY: a live handle; the pointer is ours to interpret.
@@ -197,9 +188,7 @@ pub unsafe fn model_initialize<B: Backend>(raw: *mut sys::TRITONBACKEND_Model) -
 pub unsafe fn model_finalize<B: Backend>(raw: *mut sys::TRITONBACKEND_Model) -> Failure {
     to_failure(catch("ModelFinalize", || {
         // SAFETY: a live handle; its state is of this type or NULL.
-        let state = unsafe {
-            host::get_state::<ModelState<B>>(|out| sys::TRITONBACKEND_ModelState(raw, out))
-        }?;
+        let state = unsafe { host::get_state::<ModelState<B>>(|out| sys::TRITONBACKEND_ModelState(raw, out)) }?;
         if !state.is_null() {
             // SAFETY: stored by `model_initialize`; the server finalizes once.
             drop(unsafe { Box::from_raw(state) });
@@ -210,32 +199,20 @@ pub unsafe fn model_finalize<B: Backend>(raw: *mut sys::TRITONBACKEND_Model) -> 
 
 /// # Safety
 /// The server's contract of `TRITONBACKEND_ModelInstanceInitialize`.
-pub unsafe fn instance_initialize<B: Backend>(
-    raw: *mut sys::TRITONBACKEND_ModelInstance,
-) -> Failure {
+pub unsafe fn instance_initialize<B: Backend>(raw: *mut sys::TRITONBACKEND_ModelInstance) -> Failure {
     to_failure(catch("ModelInstanceInitialize", || {
         // SAFETY: live through the call.
         let handle = unsafe { InstanceHandle::new(raw) }?;
         // SAFETY: a live instance, its model, and the state that `model_initialize` stored there.
         let state = unsafe {
-            let model = host::get_handle("model", |out| {
-                sys::TRITONBACKEND_ModelInstanceModel(raw, out)
-            })?;
-            let state: *mut ModelState<B> =
-                host::get_state(|out| sys::TRITONBACKEND_ModelState(model.as_ptr(), out))?;
+            let model = host::get_handle("model", |out| sys::TRITONBACKEND_ModelInstanceModel(raw, out))?;
+            let state: *mut ModelState<B> = host::get_state(|out| sys::TRITONBACKEND_ModelState(model.as_ptr(), out))?;
             state_ref("model", state)
         }?;
         let loaded = Arc::clone(&state.loaded);
         let instance = loaded.backend.load_instance(&loaded.model, &handle)?;
-        let uncacheable = loaded
-            .backend
-            .uncacheable_output(&loaded.model)
-            .map(c_string);
-        let state = Box::into_raw(Box::new(InstanceState {
-            instance: Mutex::new(instance),
-            uncacheable,
-            loaded,
-        }));
+        let uncacheable = loaded.backend.uncacheable_output(&loaded.model).map(c_string);
+        let state = Box::into_raw(Box::new(InstanceState { instance: Mutex::new(instance), uncacheable, loaded }));
         // SAFETY: a live handle; the pointer is ours to interpret.
         let stored = unsafe { check(sys::TRITONBACKEND_ModelInstanceSetState(raw, state.cast())) };
         if stored.is_err() {
@@ -251,11 +228,8 @@ pub unsafe fn instance_initialize<B: Backend>(
 pub unsafe fn instance_finalize<B: Backend>(raw: *mut sys::TRITONBACKEND_ModelInstance) -> Failure {
     to_failure(catch("ModelInstanceFinalize", || {
         // SAFETY: a live handle; its state is of this type or NULL.
-        let state = unsafe {
-            host::get_state::<InstanceState<B>>(|out| {
-                sys::TRITONBACKEND_ModelInstanceState(raw, out)
-            })
-        }?;
+        let state =
+            unsafe { host::get_state::<InstanceState<B>>(|out| sys::TRITONBACKEND_ModelInstanceState(raw, out)) }?;
         if !state.is_null() {
             // SAFETY: stored by `instance_initialize`; the server finalizes once, after the last Execute.
             drop(unsafe { Box::from_raw(state) });
@@ -266,9 +240,7 @@ pub unsafe fn instance_finalize<B: Backend>(raw: *mut sys::TRITONBACKEND_ModelIn
 
 /// # Safety
 /// A live instance between its initialize and finalize; the reference is dropped before the latter.
-unsafe fn instance_state<'a, B: Backend>(
-    raw: *mut sys::TRITONBACKEND_ModelInstance,
-) -> Result<&'a InstanceState<B>> {
+unsafe fn instance_state<'a, B: Backend>(raw: *mut sys::TRITONBACKEND_ModelInstance) -> Result<&'a InstanceState<B>> {
     // SAFETY: by this function's contract, both calls.
     unsafe {
         let state = host::get_state(|out| sys::TRITONBACKEND_ModelInstanceState(raw, out))?;
@@ -300,18 +272,8 @@ pub unsafe fn execute<B: Backend>(
     // The panic is in the log and in the answers of the requests that it left open.
     let _ = catch("Execute", || {
         // SAFETY: live requests that are ours now; the instance outlives this call.
-        let batch = unsafe {
-            Batch::own(
-                handle,
-                state.uncacheable.as_deref(),
-                requests,
-                request_count,
-            )
-        };
-        let mut instance = state
-            .instance
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let batch = unsafe { Batch::own(handle, state.uncacheable.as_deref(), requests, request_count) };
+        let mut instance = state.instance.lock().unwrap_or_else(PoisonError::into_inner);
         let Loaded { model, backend } = &*state.loaded;
         backend.execute(model, &mut instance, batch);
         Ok(())

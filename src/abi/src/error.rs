@@ -70,10 +70,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error of any code.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            message: message.into(),
-        }
+        Self { code, message: message.into() }
     }
 
     /// A fault of ours.
@@ -195,13 +192,10 @@ pub(crate) unsafe fn copy_c_str(text: *const std::ffi::c_char) -> String {
         return String::new();
     }
     // SAFETY: by this function's contract.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// A C string of any text; NUL, which C cannot hold, becomes U+FFFD.
 pub(crate) fn c_string(text: &str) -> CString {
-    CString::new(text)
-        .unwrap_or_else(|_| CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default())
+    CString::new(text).unwrap_or_else(|_| CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default())
 }

@@ -74,9 +74,7 @@ pub(crate) fn install_hook() {
             if !IN_SERVER.load(Ordering::Relaxed) {
                 return before(info);
             }
-            let (file, line) = info
-                .location()
-                .map_or(("unknown", 0), |at| (at.file(), at.line()));
+            let (file, line) = info.location().map_or(("unknown", 0), |at| (at.file(), at.line()));
             let text = panic_text(info.payload());
             // Both fail only at the thread's very end, or in a panic within this hook.
             let _ = LAST_PANIC.try_with(|last| {

@@ -10,10 +10,7 @@ use crate::sys::TRITONSERVER_Error;
 ///
 /// # Safety
 /// `call` returns NULL or an error that becomes ours, and writes a valid `T` if it writes at all.
-pub(crate) unsafe fn get<T>(
-    initial: T,
-    call: impl FnOnce(*mut T) -> *mut TRITONSERVER_Error,
-) -> Result<T> {
+pub(crate) unsafe fn get<T>(initial: T, call: impl FnOnce(*mut T) -> *mut TRITONSERVER_Error) -> Result<T> {
     let mut value = initial;
     // SAFETY: the returned pointer is NULL or an error of ours, by this function's contract.
     unsafe { error::check(call(&mut value)) }?;
@@ -37,9 +34,7 @@ pub(crate) unsafe fn get_handle<T>(
 ///
 /// # Safety
 /// As [`get`]; what is written is NULL or a NUL-terminated string that lives through this call.
-pub(crate) unsafe fn get_string(
-    call: impl FnOnce(*mut *const c_char) -> *mut TRITONSERVER_Error,
-) -> Result<String> {
+pub(crate) unsafe fn get_string(call: impl FnOnce(*mut *const c_char) -> *mut TRITONSERVER_Error) -> Result<String> {
     // SAFETY: by this function's contract.
     unsafe { get(std::ptr::null(), call).map(|text| error::copy_c_str(text)) }
 }
@@ -62,11 +57,8 @@ pub(crate) unsafe fn give_back(what: &str, call: impl Fn() -> *mut TRITONSERVER_
 ///
 /// # Safety
 /// As [`get`]; `call` may be repeated.
-pub(crate) unsafe fn get_state<T>(
-    call: impl Fn(*mut *mut c_void) -> *mut TRITONSERVER_Error,
-) -> Result<*mut T> {
+pub(crate) unsafe fn get_state<T>(call: impl Fn(*mut *mut c_void) -> *mut TRITONSERVER_Error) -> Result<*mut T> {
     // SAFETY: NULL is a valid pointer value; the rest is this function's contract.
-    let state =
-        unsafe { get(std::ptr::null_mut(), &call).or_else(|_| get(std::ptr::null_mut(), &call)) }?;
+    let state = unsafe { get(std::ptr::null_mut(), &call).or_else(|_| get(std::ptr::null_mut(), &call)) }?;
     Ok(state.cast())
 }

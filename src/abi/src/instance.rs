@@ -31,9 +31,7 @@ impl Kind {
             sys::TRITONSERVER_INSTANCEGROUPKIND_CPU => Ok(Kind::Cpu),
             sys::TRITONSERVER_INSTANCEGROUPKIND_GPU => Ok(Kind::Gpu),
             sys::TRITONSERVER_INSTANCEGROUPKIND_MODEL => Ok(Kind::Model),
-            other => Err(Error::internal(format!(
-                "the server names an unknown instance kind {other}"
-            ))),
+            other => Err(Error::internal(format!("the server names an unknown instance kind {other}"))),
         }
     }
 }
@@ -54,9 +52,7 @@ impl InstanceHandle {
     /// The instance's name, unique in its model.
     pub fn name(&self) -> Result<String> {
         // SAFETY: a live instance; the name is the server's and lives as long.
-        unsafe {
-            host::get_string(|out| sys::TRITONBACKEND_ModelInstanceName(self.raw.as_ptr(), out))
-        }
+        unsafe { host::get_string(|out| sys::TRITONBACKEND_ModelInstanceName(self.raw.as_ptr(), out)) }
     }
 
     /// What the instance runs on.
@@ -73,10 +69,6 @@ impl InstanceHandle {
     /// The number of its device, for [`Kind::Gpu`].
     pub fn device(&self) -> Result<i32> {
         // SAFETY: a live instance.
-        unsafe {
-            host::get(0, |out| {
-                sys::TRITONBACKEND_ModelInstanceDeviceId(self.raw.as_ptr(), out)
-            })
-        }
+        unsafe { host::get(0, |out| sys::TRITONBACKEND_ModelInstanceDeviceId(self.raw.as_ptr(), out)) }
     }
 }

@@ -49,14 +49,7 @@ pub fn write(level: Level, file: &str, line: u32, message: fmt::Arguments<'_>) {
     let line = i32::try_from(line).unwrap_or(0);
     // SAFETY: both strings are NUL-terminated and live through the call; the error it returns is ours. A message
     // that cannot be written is lost: there is nowhere else to say so.
-    let _ = unsafe {
-        check(sys::TRITONSERVER_LogMessage(
-            level.to_raw(),
-            file.as_ptr(),
-            line,
-            message.as_ptr(),
-        ))
-    };
+    let _ = unsafe { check(sys::TRITONSERVER_LogMessage(level.to_raw(), file.as_ptr(), line, message.as_ptr())) };
 }
 
 /// Writes an INFO message to the server's log; arguments as of `format!`.

@@ -25,12 +25,10 @@ impl Memory {
         match kind {
             sys::TRITONSERVER_MEMORY_CPU => Ok(Memory::Cpu),
             sys::TRITONSERVER_MEMORY_CPU_PINNED => Ok(Memory::Pinned),
-            sys::TRITONSERVER_MEMORY_GPU => i32::try_from(id)
-                .map(Memory::Gpu)
-                .map_err(|_| Error::internal(format!("the server names GPU {id}"))),
-            other => Err(Error::internal(format!(
-                "the server names an unknown memory type {other}"
-            ))),
+            sys::TRITONSERVER_MEMORY_GPU => {
+                i32::try_from(id).map(Memory::Gpu).map_err(|_| Error::internal(format!("the server names GPU {id}")))
+            }
+            other => Err(Error::internal(format!("the server names an unknown memory type {other}"))),
         }
     }
 }

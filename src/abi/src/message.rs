@@ -25,13 +25,7 @@ impl Message {
     pub(crate) fn new(json: &str) -> Result<Self> {
         // SAFETY: the call copies `json.len()` bytes and gives us the message.
         unsafe {
-            Self::from_call(|out| {
-                sys::TRITONSERVER_MessageNewFromSerializedJson(
-                    out,
-                    json.as_ptr().cast(),
-                    json.len(),
-                )
-            })
+            Self::from_call(|out| sys::TRITONSERVER_MessageNewFromSerializedJson(out, json.as_ptr().cast(), json.len()))
         }
     }
 
@@ -48,11 +42,7 @@ impl Message {
 impl Drop for Message {
     fn drop(&mut self) {
         // SAFETY: ours, deleted once; on error it is still ours.
-        unsafe {
-            host::give_back("message", || {
-                sys::TRITONSERVER_MessageDelete(self.0.as_ptr())
-            })
-        };
+        unsafe { host::give_back("message", || sys::TRITONSERVER_MessageDelete(self.0.as_ptr())) };
     }
 }
 
@@ -64,16 +54,13 @@ pub(crate) unsafe fn json_of(message: NonNull<sys::TRITONSERVER_Message>) -> Res
     let mut size = 0;
     // SAFETY: a live message by this function's contract; both out-parameters are valid places.
     let base = unsafe {
-        host::get(std::ptr::null(), |base| {
-            sys::TRITONSERVER_MessageSerializeToJson(message.as_ptr(), base, &mut size)
-        })
+        host::get(std::ptr::null(), |base| sys::TRITONSERVER_MessageSerializeToJson(message.as_ptr(), base, &mut size))
     }?;
     if base.is_null() || size == 0 {
         return Ok(String::new());
     }
     // SAFETY: the server wrote `size` readable bytes at `base`, which live as long as the message.
     let bytes = unsafe { std::slice::from_raw_parts(base.cast::<u8>(), size) };
-    let text = std::str::from_utf8(bytes)
-        .map_err(|_| Error::internal("a JSON message of the server is not UTF-8"))?;
+    let text = std::str::from_utf8(bytes).map_err(|_| Error::internal("a JSON message of the server is not UTF-8"))?;
     Ok(text.to_string())
 }

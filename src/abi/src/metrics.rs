@@ -28,14 +28,7 @@ pub struct Histogram(Metric);
 impl Counter {
     /// A counter of the family `name` with these labels.
     pub fn new(name: &str, help: &str, labels: &[(&str, &str)]) -> Result<Self> {
-        Metric::new(
-            sys::TRITONSERVER_METRIC_KIND_COUNTER,
-            name,
-            help,
-            labels,
-            None,
-        )
-        .map(Self)
+        Metric::new(sys::TRITONSERVER_METRIC_KIND_COUNTER, name, help, labels, None).map(Self)
     }
 
     /// Adds to it; what is negative or not a number is ignored.
@@ -51,21 +44,13 @@ impl Counter {
 impl Gauge {
     /// A gauge of the family `name` with these labels.
     pub fn new(name: &str, help: &str, labels: &[(&str, &str)]) -> Result<Self> {
-        Metric::new(
-            sys::TRITONSERVER_METRIC_KIND_GAUGE,
-            name,
-            help,
-            labels,
-            None,
-        )
-        .map(Self)
+        Metric::new(sys::TRITONSERVER_METRIC_KIND_GAUGE, name, help, labels, None).map(Self)
     }
 
     /// Sets it.
     pub fn set(&self, value: f64) {
         // SAFETY: a live metric.
-        self.0
-            .update(|raw| unsafe { sys::TRITONSERVER_MetricSet(raw, value) });
+        self.0.update(|raw| unsafe { sys::TRITONSERVER_MetricSet(raw, value) });
     }
 }
 
@@ -80,8 +65,7 @@ impl Histogram {
     /// Adds an observation.
     pub fn observe(&self, value: f64) {
         // SAFETY: a live metric.
-        self.0
-            .update(|raw| unsafe { sys::TRITONSERVER_MetricObserve(raw, value) });
+        self.0.update(|raw| unsafe { sys::TRITONSERVER_MetricObserve(raw, value) });
     }
 }
 
@@ -125,10 +109,7 @@ impl Metric {
         labels: &[(&str, &str)],
         buckets: Option<&[f64]>,
     ) -> Result<Self> {
-        let labels = labels
-            .iter()
-            .map(|(key, value)| Label::new(key, value))
-            .collect::<Result<Vec<_>>>()?;
+        let labels = labels.iter().map(|(key, value)| Label::new(key, value)).collect::<Result<Vec<_>>>()?;
         let mut families = families();
         let family = match join_family(&mut families, kind, name, help) {
             Ok(family) => family,
@@ -144,10 +125,7 @@ impl Metric {
         }
     }
 
-    fn update(
-        &self,
-        call: impl FnOnce(*mut sys::TRITONSERVER_Metric) -> *mut sys::TRITONSERVER_Error,
-    ) {
+    fn update(&self, call: impl FnOnce(*mut sys::TRITONSERVER_Metric) -> *mut sys::TRITONSERVER_Error) {
         let Some(metric) = &self.0 else { return };
         // SAFETY: the callers' calls return NULL or an error that is ours.
         if let Err(error) = unsafe { check(call(metric.raw.as_ptr())) } {
@@ -162,9 +140,7 @@ impl Drop for Metric {
         let mut families = families();
         // SAFETY: live and ours, deleted once, before its family. On error it is still ours.
         unsafe {
-            host::give_back("metric", || {
-                sys::TRITONSERVER_MetricDelete(metric.raw.as_ptr())
-            });
+            host::give_back("metric", || sys::TRITONSERVER_MetricDelete(metric.raw.as_ptr()));
         }
         leave_family(&mut families, metric.family);
     }
@@ -190,12 +166,7 @@ fn join_family(
             sys::TRITONSERVER_MetricFamilyNew(out, kind, c_name.as_ptr(), c_help.as_ptr())
         })
     }?;
-    families.push(Family {
-        name: name.to_string(),
-        kind,
-        raw,
-        users: 1,
-    });
+    families.push(Family { name: name.to_string(), kind, raw, users: 1 });
     Ok(raw)
 }
 
@@ -208,9 +179,7 @@ fn leave_family(families: &mut Vec<Family>, raw: NonNull<sys::TRITONSERVER_Metri
         families.remove(at);
         // SAFETY: ours, without metrics, deleted once. On error it is still ours.
         unsafe {
-            host::give_back("metric family", || {
-                sys::TRITONSERVER_MetricFamilyDelete(raw.as_ptr())
-            });
+            host::give_back("metric family", || sys::TRITONSERVER_MetricFamilyDelete(raw.as_ptr()));
         }
     }
 }
@@ -221,23 +190,13 @@ fn new_in_family(
     buckets: Option<&[f64]>,
 ) -> Result<NonNull<sys::TRITONSERVER_Metric>> {
     let args = buckets.map(HistogramArgs::new).transpose()?;
-    let args = args
-        .as_ref()
-        .map_or(std::ptr::null(), |args| args.0.as_ptr().cast_const());
-    let mut labels: Vec<*const sys::TRITONSERVER_Parameter> = labels
-        .iter()
-        .map(|label| label.0.as_ptr().cast_const())
-        .collect();
+    let args = args.as_ref().map_or(std::ptr::null(), |args| args.0.as_ptr().cast_const());
+    let mut labels: Vec<*const sys::TRITONSERVER_Parameter> =
+        labels.iter().map(|label| label.0.as_ptr().cast_const()).collect();
     // SAFETY: a live family, labels and arguments, which stay ours; the metric is ours.
     unsafe {
         host::get_handle("metric", |out| {
-            sys::TRITONSERVER_MetricNewWithArgs(
-                out,
-                family.as_ptr(),
-                labels.as_mut_ptr(),
-                labels.len() as u64,
-                args,
-            )
+            sys::TRITONSERVER_MetricNewWithArgs(out, family.as_ptr(), labels.as_mut_ptr(), labels.len() as u64, args)
         })
     }
 }
@@ -249,15 +208,9 @@ impl Label {
         let (key, value): (CString, CString) = (c_string(key), c_string(value));
         // SAFETY: NUL-terminated strings, which are copied.
         let raw = unsafe {
-            sys::TRITONSERVER_ParameterNew(
-                key.as_ptr(),
-                sys::TRITONSERVER_PARAMETER_STRING,
-                value.as_ptr().cast(),
-            )
+            sys::TRITONSERVER_ParameterNew(key.as_ptr(), sys::TRITONSERVER_PARAMETER_STRING, value.as_ptr().cast())
         };
-        NonNull::new(raw)
-            .map(Self)
-            .ok_or_else(|| Error::internal("the server makes no metric label"))
+        NonNull::new(raw).map(Self).ok_or_else(|| Error::internal("the server makes no metric label"))
     }
 }
 
@@ -273,19 +226,11 @@ struct HistogramArgs(NonNull<sys::TRITONSERVER_MetricArgs>);
 impl HistogramArgs {
     fn new(buckets: &[f64]) -> Result<Self> {
         // SAFETY: the arguments object is ours.
-        let args = unsafe {
-            host::get_handle("metric arguments", |out| {
-                sys::TRITONSERVER_MetricArgsNew(out)
-            })
-        }
-        .map(Self)?;
+        let args =
+            unsafe { host::get_handle("metric arguments", |out| sys::TRITONSERVER_MetricArgsNew(out)) }.map(Self)?;
         // SAFETY: live arguments; the numbers are copied.
         unsafe {
-            check(sys::TRITONSERVER_MetricArgsSetHistogram(
-                args.0.as_ptr(),
-                buckets.as_ptr(),
-                buckets.len() as u64,
-            ))
+            check(sys::TRITONSERVER_MetricArgsSetHistogram(args.0.as_ptr(), buckets.as_ptr(), buckets.len() as u64))
         }?;
         Ok(args)
     }
@@ -295,9 +240,7 @@ impl Drop for HistogramArgs {
     fn drop(&mut self) {
         // SAFETY: live and ours, deleted once. On error it is still ours.
         unsafe {
-            host::give_back("metric arguments object", || {
-                sys::TRITONSERVER_MetricArgsDelete(self.0.as_ptr())
-            });
+            host::give_back("metric arguments object", || sys::TRITONSERVER_MetricArgsDelete(self.0.as_ptr()));
         }
     }
 }

@@ -33,26 +33,17 @@ impl ModelHandle {
     /// The model's version: the name of the directory in [`Self::repository`] that holds its files.
     pub fn version(&self) -> Result<u64> {
         // SAFETY: a live model.
-        unsafe {
-            host::get(0, |out| {
-                sys::TRITONBACKEND_ModelVersion(self.raw.as_ptr(), out)
-            })
-        }
+        unsafe { host::get(0, |out| sys::TRITONBACKEND_ModelVersion(self.raw.as_ptr(), out)) }
     }
 
     /// The model's directory, which holds `config.pbtxt` and the directories of its versions.
     pub fn repository(&self) -> Result<PathBuf> {
         let mut kind = sys::TRITONBACKEND_ARTIFACT_FILESYSTEM;
         // SAFETY: a live model and a valid place for the kind; the path is the server's and lives as long.
-        let path = unsafe {
-            host::get_string(|out| {
-                sys::TRITONBACKEND_ModelRepository(self.raw.as_ptr(), &mut kind, out)
-            })
-        }?;
+        let path =
+            unsafe { host::get_string(|out| sys::TRITONBACKEND_ModelRepository(self.raw.as_ptr(), &mut kind, out)) }?;
         if kind != sys::TRITONBACKEND_ARTIFACT_FILESYSTEM {
-            return Err(Error::unsupported(
-                "the model does not lie in a file system",
-            ));
+            return Err(Error::unsupported("the model does not lie in a file system"));
         }
         Ok(PathBuf::from(path))
     }
@@ -66,9 +57,7 @@ impl ModelHandle {
     pub fn config_json(&self) -> Result<String> {
         // SAFETY: a live model; the message is ours.
         let message = unsafe {
-            Message::from_call(|out| {
-                sys::TRITONBACKEND_ModelConfig(self.raw.as_ptr(), CONFIG_VERSION, out)
-            })
+            Message::from_call(|out| sys::TRITONBACKEND_ModelConfig(self.raw.as_ptr(), CONFIG_VERSION, out))
         }?;
         message.json()
     }
@@ -76,11 +65,7 @@ impl ModelHandle {
     /// Whether the server lets the backend complete the configuration.
     pub fn is_auto_complete(&self) -> Result<bool> {
         // SAFETY: a live model.
-        unsafe {
-            host::get(false, |out| {
-                sys::TRITONBACKEND_ModelAutoCompleteConfig(self.raw.as_ptr(), out)
-            })
-        }
+        unsafe { host::get(false, |out| sys::TRITONBACKEND_ModelAutoCompleteConfig(self.raw.as_ptr(), out)) }
     }
 
     /// Replaces the configuration. The server takes over max_batch_size, inputs, outputs, the scheduler where
@@ -89,11 +74,7 @@ impl ModelHandle {
         let message = Message::new(json)?;
         // SAFETY: a live model and a live message, which stays ours.
         unsafe {
-            crate::error::check(sys::TRITONBACKEND_ModelSetConfig(
-                self.raw.as_ptr(),
-                CONFIG_VERSION,
-                message.as_ptr(),
-            ))
+            crate::error::check(sys::TRITONBACKEND_ModelSetConfig(self.raw.as_ptr(), CONFIG_VERSION, message.as_ptr()))
         }
     }
 }

@@ -37,11 +37,7 @@ impl<'a> Request<'a> {
     /// # Safety
     /// `raw` is a live request that becomes ours and is wrapped once; the instance lives through `'a`.
     pub(crate) unsafe fn own(raw: NonNull<sys::TRITONBACKEND_Request>, owner: Owner<'a>) -> Self {
-        Self {
-            raw,
-            owner,
-            answered: false,
-        }
+        Self { raw, owner, answered: false }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::TRITONBACKEND_Request {
@@ -57,12 +53,7 @@ impl<'a> Request<'a> {
     /// Whether the client has gone away. Where the server cannot tell, it has not.
     pub fn is_cancelled(&self) -> bool {
         // SAFETY: a live request.
-        unsafe {
-            host::get(false, |out| {
-                sys::TRITONBACKEND_RequestIsCancelled(self.as_ptr(), out)
-            })
-        }
-        .unwrap_or(false)
+        unsafe { host::get(false, |out| sys::TRITONBACKEND_RequestIsCancelled(self.as_ptr(), out)) }.unwrap_or(false)
     }
 
     /// The input with this name.
@@ -70,9 +61,7 @@ impl<'a> Request<'a> {
         let c_name = c_string(name);
         // SAFETY: a live request and a NUL-terminated name.
         let raw = unsafe {
-            host::get_handle("input", |out| {
-                sys::TRITONBACKEND_RequestInput(self.as_ptr(), c_name.as_ptr(), out)
-            })
+            host::get_handle("input", |out| sys::TRITONBACKEND_RequestInput(self.as_ptr(), c_name.as_ptr(), out))
         }?;
         // SAFETY: an input of this request, which lives as long as it.
         unsafe { Input::new(raw, name) }
@@ -90,19 +79,11 @@ impl<'a> Request<'a> {
     /// The names of the outputs that the client wants; all of the model's where it named none.
     pub fn requested_outputs(&self) -> Result<Vec<String>> {
         // SAFETY: a live request.
-        let count = unsafe {
-            host::get(0, |out| {
-                sys::TRITONBACKEND_RequestOutputCount(self.as_ptr(), out)
-            })
-        }?;
+        let count = unsafe { host::get(0, |out| sys::TRITONBACKEND_RequestOutputCount(self.as_ptr(), out)) }?;
         (0..count)
             .map(|index| {
                 // SAFETY: a live request; the name is the server's and lives as long.
-                unsafe {
-                    host::get_string(|out| {
-                        sys::TRITONBACKEND_RequestOutputName(self.as_ptr(), index, out)
-                    })
-                }
+                unsafe { host::get_string(|out| sys::TRITONBACKEND_RequestOutputName(self.as_ptr(), index, out)) }
             })
             .collect()
     }
@@ -119,9 +100,7 @@ impl<'a> Request<'a> {
 
     /// Sends an error response; a failure on the way is tried once more.
     pub(crate) fn answer_with(&mut self, error: &Error) {
-        let sent = self
-            .try_answer_with(error, true)
-            .or_else(|_| self.try_answer_with(error, false));
+        let sent = self.try_answer_with(error, true).or_else(|_| self.try_answer_with(error, false));
         self.answered = true;
         if let Err(failure) = sent {
             crate::log_error!("a request stays without an answer: {failure}");
@@ -170,18 +149,13 @@ impl Drop for Request<'_> {
     fn drop(&mut self) {
         if !self.answered {
             let why = guard::current_panic()
-                .map_or("the backend did not answer".to_string(), |text| {
-                    format!("panic: {text}")
-                });
+                .map_or("the backend did not answer".to_string(), |text| format!("panic: {text}"));
             self.answer_with(&Error::internal(why));
         }
         // SAFETY: ours and live; released once, here. On error it is still ours.
         unsafe {
             host::give_back("request", || {
-                sys::TRITONBACKEND_RequestRelease(
-                    self.as_ptr(),
-                    sys::TRITONSERVER_REQUEST_RELEASE_ALL,
-                )
+                sys::TRITONBACKEND_RequestRelease(self.as_ptr(), sys::TRITONSERVER_REQUEST_RELEASE_ALL)
             });
         }
     }
@@ -263,14 +237,7 @@ impl<'r> Input<'r> {
             // SAFETY: a live input, an index below its count, valid places to write to.
             let buffer = unsafe {
                 host::get(std::ptr::null(), |out| {
-                    sys::TRITONBACKEND_InputBuffer(
-                        self.raw.as_ptr(),
-                        index,
-                        out,
-                        &mut size,
-                        &mut kind,
-                        &mut id,
-                    )
+                    sys::TRITONBACKEND_InputBuffer(self.raw.as_ptr(), index, out, &mut size, &mut kind, &mut id)
                 })
             }?;
             let size = usize::try_from(size).map_err(too_large)?;
@@ -281,14 +248,8 @@ impl<'r> Input<'r> {
             data.try_reserve(size)?;
             data.resize(start + size, 0);
             // SAFETY: the server gave `size` readable bytes there; the vector is our own memory.
-            unsafe {
-                memory::copy_to_host(
-                    Memory::from_raw(kind, id)?,
-                    buffer.cast(),
-                    &mut data[start..],
-                )
-            }
-            .map_err(|e| e.context(format!("input '{}'", self.name)))?;
+            unsafe { memory::copy_to_host(Memory::from_raw(kind, id)?, buffer.cast(), &mut data[start..]) }
+                .map_err(|e| e.context(format!("input '{}'", self.name)))?;
         }
         Ok(data)
     }
@@ -304,11 +265,7 @@ impl<'r> Input<'r> {
         let wide = self.datatype == DataType::Int64;
         self.expect(wide || self.datatype == DataType::Int32, "INT32 or INT64")?;
         let data = self.bytes()?;
-        let width = if wide {
-            size_of::<i64>()
-        } else {
-            size_of::<i32>()
-        };
+        let width = if wide { size_of::<i64>() } else { size_of::<i32>() };
         let count = self.element_count()?;
         if count.checked_mul(width) != Some(data.len()) {
             return Err(Error::invalid_arg(format!(
@@ -325,11 +282,7 @@ impl<'r> Input<'r> {
             numbers.extend(words.iter().map(|word| i64::from_le_bytes(*word)));
         } else {
             let (words, _) = data.as_chunks();
-            numbers.extend(
-                words
-                    .iter()
-                    .map(|word| i64::from(i32::from_le_bytes(*word))),
-            );
+            numbers.extend(words.iter().map(|word| i64::from(i32::from_le_bytes(*word))));
         }
         Ok(numbers)
     }
@@ -342,10 +295,6 @@ impl<'r> Input<'r> {
         if right {
             return Ok(());
         }
-        Err(Error::invalid_arg(format!(
-            "input '{}' is {}, it must be {types}",
-            self.name,
-            self.datatype.name()
-        )))
+        Err(Error::invalid_arg(format!("input '{}' is {}, it must be {types}", self.name, self.datatype.name())))
     }
 }

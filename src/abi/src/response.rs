@@ -31,11 +31,7 @@ unsafe impl Send for Response<'_> {}
 
 impl<'a> Response<'a> {
     pub(crate) fn new(request: Request<'a>) -> Self {
-        Self {
-            raw: None,
-            outputs: Vec::new(),
-            request,
-        }
+        Self { raw: None, outputs: Vec::new(), request }
     }
 
     /// The request that this response is for.
@@ -54,23 +50,14 @@ impl<'a> Response<'a> {
     }
 
     /// Adds a BYTES output with these strings, as many as `shape` has elements.
-    pub fn add_strings<S: AsRef<[u8]>>(
-        &mut self,
-        name: &str,
-        shape: &[i64],
-        strings: &[S],
-    ) -> Result<()> {
+    pub fn add_strings<S: AsRef<[u8]>>(&mut self, name: &str, shape: &[i64], strings: &[S]) -> Result<()> {
         if element_count(shape)? != strings.len() {
-            return Err(Error::internal(format!(
-                "output '{name}': {} strings for shape {shape:?}",
-                strings.len()
-            )));
+            return Err(Error::internal(format!("output '{name}': {} strings for shape {shape:?}", strings.len())));
         }
         let data = text::encode(strings)?;
         let (buffer, memory) = self.new_buffer(name, DataType::Bytes, shape, data.len())?;
         // SAFETY: the server gave `data.len()` writable bytes there, and nobody else has them.
-        unsafe { memory::copy_from_host(&data, memory, buffer) }
-            .map_err(|e| e.context(format!("output '{name}'")))
+        unsafe { memory::copy_from_host(&data, memory, buffer) }.map_err(|e| e.context(format!("output '{name}'")))
     }
 
     /// The elements of an FP32 output; may be asked for again and again until the response is sent. Where the
@@ -104,13 +91,7 @@ impl<'a> Response<'a> {
         let (name, value) = (c_string(name), c_string(value));
         let raw = self.raw()?.as_ptr();
         // SAFETY: a live response and NUL-terminated strings, which are copied.
-        unsafe {
-            check(sys::TRITONBACKEND_ResponseSetStringParameter(
-                raw,
-                name.as_ptr(),
-                value.as_ptr(),
-            ))
-        }
+        unsafe { check(sys::TRITONBACKEND_ResponseSetStringParameter(raw, name.as_ptr(), value.as_ptr())) }
     }
 
     /// Sets a parameter of the response to a number.
@@ -118,13 +99,7 @@ impl<'a> Response<'a> {
         let name = c_string(name);
         let raw = self.raw()?.as_ptr();
         // SAFETY: a live response and a NUL-terminated string, which is copied.
-        unsafe {
-            check(sys::TRITONBACKEND_ResponseSetIntParameter(
-                raw,
-                name.as_ptr(),
-                value,
-            ))
-        }
+        unsafe { check(sys::TRITONBACKEND_ResponseSetIntParameter(raw, name.as_ptr(), value)) }
     }
 
     /// Sets a parameter of the response to a truth value.
@@ -132,13 +107,7 @@ impl<'a> Response<'a> {
         let name = c_string(name);
         let raw = self.raw()?.as_ptr();
         // SAFETY: a live response and a NUL-terminated string, which is copied.
-        unsafe {
-            check(sys::TRITONBACKEND_ResponseSetBoolParameter(
-                raw,
-                name.as_ptr(),
-                value,
-            ))
-        }
+        unsafe { check(sys::TRITONBACKEND_ResponseSetBoolParameter(raw, name.as_ptr(), value)) }
     }
 
     /// Sends the response as the request's only one and releases the request. What cannot be sent becomes an
@@ -190,19 +159,11 @@ impl<'a> Response<'a> {
         // SAFETY: an output of the live response; valid places to write to.
         let buffer = unsafe {
             host::get(std::ptr::null_mut(), |out| {
-                sys::TRITONBACKEND_OutputBuffer(
-                    output.as_ptr(),
-                    out,
-                    byte_size as u64,
-                    &mut kind,
-                    &mut id,
-                )
+                sys::TRITONBACKEND_OutputBuffer(output.as_ptr(), out, byte_size as u64, &mut kind, &mut id)
             })
         }?;
         if buffer.is_null() && byte_size > 0 {
-            return Err(Error::unavailable(format!(
-                "output '{name}': the server gave no buffer of {byte_size} bytes"
-            )));
+            return Err(Error::unavailable(format!("output '{name}': the server gave no buffer of {byte_size} bytes")));
         }
         Ok((buffer.cast(), Memory::from_raw(kind, id)?))
     }
@@ -226,13 +187,7 @@ impl<'a> Response<'a> {
             unsafe { std::ptr::write_bytes(buffer, 0, byte_size) };
             Place::Direct
         };
-        self.outputs.push(Output {
-            datatype,
-            count,
-            buffer,
-            memory,
-            place,
-        });
+        self.outputs.push(Output { datatype, count, buffer, memory, place });
         Ok(Slot(self.outputs.len() - 1))
     }
 }
@@ -286,9 +241,7 @@ impl Output {
             return Ok(());
         }
         // SAFETY: any word may be read as 4 bytes.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(staging.as_ptr().cast(), size_of_val(staging.as_slice()))
-        };
+        let bytes = unsafe { std::slice::from_raw_parts(staging.as_ptr().cast(), size_of_val(staging.as_slice())) };
         // SAFETY: the server gave as many writable bytes; staging is our own memory.
         unsafe { memory::copy_from_host(bytes, self.memory, self.buffer) }
     }
@@ -301,12 +254,7 @@ impl RawResponse {
     /// A new response. Each is tried for once; the caller decides about a second time.
     pub(crate) fn for_request(request: &Request<'_>) -> Result<Self> {
         // SAFETY: a request that is not released yet; the response is ours.
-        unsafe {
-            host::get_handle("response", |out| {
-                sys::TRITONBACKEND_ResponseNew(out, request.as_ptr())
-            })
-        }
-        .map(Self)
+        unsafe { host::get_handle("response", |out| sys::TRITONBACKEND_ResponseNew(out, request.as_ptr())) }.map(Self)
     }
 
     fn as_ptr(&self) -> *mut sys::TRITONBACKEND_Response {
@@ -320,8 +268,7 @@ impl RawResponse {
         datatype: DataType,
         shape: &[i64],
     ) -> Result<NonNull<sys::TRITONBACKEND_Output>> {
-        let dims = u32::try_from(shape.len())
-            .map_err(|_| Error::internal("an output has too many dimensions"))?;
+        let dims = u32::try_from(shape.len()).map_err(|_| Error::internal("an output has too many dimensions"))?;
         // SAFETY: a live response; the name and the shape are copied.
         unsafe {
             host::get_handle("output", |out| {
@@ -349,23 +296,13 @@ impl RawResponse {
         std::mem::forget(self);
         let error_ptr = error.as_ref().map_or(std::ptr::null_mut(), |e| e.as_ptr());
         // SAFETY: a live response, given away here; the error stays ours.
-        unsafe {
-            check(sys::TRITONBACKEND_ResponseSend(
-                raw,
-                sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-                error_ptr,
-            ))
-        }
+        unsafe { check(sys::TRITONBACKEND_ResponseSend(raw, sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL, error_ptr)) }
     }
 }
 
 impl Drop for RawResponse {
     fn drop(&mut self) {
         // SAFETY: ours and not sent; deleted once. On error it is still ours.
-        unsafe {
-            host::give_back("response", || {
-                sys::TRITONBACKEND_ResponseDelete(self.as_ptr())
-            })
-        };
+        unsafe { host::give_back("response", || sys::TRITONBACKEND_ResponseDelete(self.as_ptr())) };
     }
 }

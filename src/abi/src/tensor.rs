@@ -42,9 +42,7 @@ impl DataType {
             sys::TRITONSERVER_TYPE_BYTES => DataType::Bytes,
             sys::TRITONSERVER_TYPE_BF16 => DataType::Bf16,
             other => {
-                return Err(Error::internal(format!(
-                    "the server names an unknown data type {other}"
-                )));
+                return Err(Error::internal(format!("the server names an unknown data type {other}")));
             }
         })
     }
@@ -93,8 +91,6 @@ impl DataType {
 pub(crate) fn element_count(shape: &[i64]) -> Result<usize> {
     shape
         .iter()
-        .try_fold(1usize, |count, &dim| {
-            count.checked_mul(usize::try_from(dim).ok()?)
-        })
+        .try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))
         .ok_or_else(|| Error::invalid_arg(format!("shape {shape:?} is not valid")))
 }

@@ -24,11 +24,8 @@ impl Texts {
         spans.try_reserve_exact(count.min(most))?;
         let mut at = 0;
         for row in 0..count {
-            let span = element(&data, at).ok_or_else(|| {
-                Error::invalid_arg(format!(
-                    "input '{input}': element {row} of {count} is cut off"
-                ))
-            })?;
+            let span = element(&data, at)
+                .ok_or_else(|| Error::invalid_arg(format!("input '{input}': element {row} of {count} is cut off")))?;
             at = span.end;
             spans.push(span);
         }
@@ -38,11 +35,7 @@ impl Texts {
                 data.len() - at
             )));
         }
-        Ok(Self {
-            input: input.to_string(),
-            data,
-            spans,
-        })
+        Ok(Self { input: input.to_string(), data, spans })
     }
 
     /// How many strings.
@@ -60,21 +53,17 @@ impl Texts {
         self.data.get(self.spans.get(row)?.clone())
     }
 
-    /// All strings as UTF-8; the error names the first row that is not, and holds none of its bytes.
-    pub fn as_strs(&self) -> Result<Vec<&str>> {
-        let mut texts = Vec::new();
-        texts.try_reserve_exact(self.len())?;
-        for (row, span) in self.spans.iter().enumerate() {
-            let text = std::str::from_utf8(&self.data[span.clone()]).map_err(|e| {
-                Error::invalid_arg(format!(
-                    "input '{}', row {row}: not valid UTF-8 from byte {} on",
-                    self.input,
-                    e.valid_up_to()
-                ))
-            })?;
-            texts.push(text);
-        }
-        Ok(texts)
+    /// String `row` as UTF-8; the error names the row and holds none of its bytes.
+    pub fn str(&self, row: usize) -> Result<&str> {
+        let bytes =
+            self.bytes(row).ok_or_else(|| Error::internal(format!("input '{}' has no row {row}", self.input)))?;
+        std::str::from_utf8(bytes).map_err(|e| {
+            Error::invalid_arg(format!(
+                "input '{}', row {row}: not valid UTF-8 from byte {} on",
+                self.input,
+                e.valid_up_to()
+            ))
+        })
     }
 }
 
@@ -114,7 +103,9 @@ mod tests {
     fn strings_survive_the_way_there_and_back() {
         let strings = ["", "a", "naïve \u{0} 🦀"];
         let texts = Texts::parse("TEXT", encode(&strings).expect("fits"), 3).expect("valid");
-        assert_eq!(texts.as_strs().expect("UTF-8"), strings);
+        for (row, string) in strings.iter().enumerate() {
+            assert_eq!(texts.str(row).expect("UTF-8"), *string);
+        }
         assert_eq!(texts.bytes(1), Some(b"a".as_slice()));
         assert_eq!(texts.bytes(3), None);
     }
@@ -123,10 +114,7 @@ mod tests {
     fn refuses_every_cut_and_every_addition() {
         let data = encode(&["one", "", "three"]).expect("fits");
         for cut in 0..data.len() {
-            assert!(
-                Texts::parse("TEXT", data[..cut].to_vec(), 3).is_err(),
-                "cut at {cut}"
-            );
+            assert!(Texts::parse("TEXT", data[..cut].to_vec(), 3).is_err(), "cut at {cut}");
         }
         let mut longer = data.clone();
         longer.push(0);
@@ -146,13 +134,7 @@ mod tests {
     #[test]
     fn names_the_row_that_is_not_utf8() {
         let data = encode(&[b"fine".as_slice(), b"bad \xff"]).expect("fits");
-        let error = Texts::parse("TEXT", data, 2)
-            .expect("framed")
-            .as_strs()
-            .expect_err("not UTF-8");
-        assert_eq!(
-            error.message(),
-            "input 'TEXT', row 1: not valid UTF-8 from byte 4 on"
-        );
+        let error = Texts::parse("TEXT", data, 2).expect("framed").as_strs().expect_err("not UTF-8");
+        assert_eq!(error.message(), "input 'TEXT', row 1: not valid UTF-8 from byte 4 on");
     }
 }

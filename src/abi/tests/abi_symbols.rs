@@ -9,19 +9,12 @@ use std::process::Command;
 fn the_real_server_exports_every_declared_function() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let declared = declared_functions(&root.join("include/triton_abi.h"));
-    assert!(
-        declared.len() > 40,
-        "the header is not understood: {declared:?}"
-    );
+    assert!(declared.len() > 40, "the header is not understood: {declared:?}");
 
     let library = real_library(&root).expect("libtritonserver in .venv: run `make deps`");
     let exported = exported_symbols(&library);
     let missing: Vec<_> = declared.difference(&exported).collect();
-    assert!(
-        missing.is_empty(),
-        "not in {}: {missing:?}",
-        library.display()
-    );
+    assert!(missing.is_empty(), "not in {}: {missing:?}", library.display());
 }
 
 fn declared_functions(header: &Path) -> BTreeSet<String> {
@@ -45,17 +38,11 @@ fn real_library(root: &Path) -> Option<PathBuf> {
     let pythons = std::fs::read_dir(root.join(".venv/lib")).ok()?;
     pythons
         .flatten()
-        .filter_map(|python| {
-            std::fs::read_dir(python.path().join("site-packages/nvidia_pytriton.libs")).ok()
-        })
+        .filter_map(|python| std::fs::read_dir(python.path().join("site-packages/nvidia_pytriton.libs")).ok())
         .flat_map(|libraries| libraries.flatten())
         .map(|library| library.path())
         .find(|path| {
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             name.starts_with("libtritonserver") && name.contains(".so")
         })
 }

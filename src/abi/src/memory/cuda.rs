@@ -34,10 +34,7 @@ unsafe impl Send for Context {}
 /// The driver, opened once; the reason is kept where there is none.
 fn driver() -> Result<&'static Driver> {
     static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
-    DRIVER
-        .get_or_init(Driver::open)
-        .as_ref()
-        .map_err(Error::clone)
+    DRIVER.get_or_init(Driver::open).as_ref().map_err(Error::clone)
 }
 
 impl Driver {
@@ -80,11 +77,7 @@ impl Driver {
             (self.error_name)(result, &mut name);
             crate::error::copy_c_str(name)
         };
-        let code = if result == CUDA_ERROR_OUT_OF_MEMORY {
-            Code::Unavailable
-        } else {
-            Code::Internal
-        };
+        let code = if result == CUDA_ERROR_OUT_OF_MEMORY { Code::Unavailable } else { Code::Internal };
         Err(Error::new(code, format!("{call} fails: {name} ({result})")))
     }
 
@@ -98,10 +91,7 @@ impl Driver {
         // SAFETY: both calls write to valid places; an unknown device number is an error of the first.
         unsafe {
             self.check("cuDeviceGet", (self.device_get)(&mut handle, device))?;
-            self.check(
-                "cuDevicePrimaryCtxRetain",
-                (self.primary_retain)(&mut context, handle),
-            )?;
+            self.check("cuDevicePrimaryCtxRetain", (self.primary_retain)(&mut context, handle))?;
         }
         contexts.push((device, Context(context)));
         Ok(Context(context))
@@ -111,18 +101,14 @@ impl Driver {
     fn on_device(&self, device: i32, copy: impl FnOnce() -> Result<()>) -> Result<()> {
         let context = self.context(device)?;
         // SAFETY: a context that we retained.
-        self.check("cuCtxPushCurrent", unsafe {
-            (self.push_current)(context.0)
-        })?;
+        self.check("cuCtxPushCurrent", unsafe { (self.push_current)(context.0) })?;
         let result = copy().and_then(|()| {
             // SAFETY: a context is current.
             self.check("cuCtxSynchronize", unsafe { (self.synchronize)() })
         });
         let mut popped = std::ptr::null_mut();
         // SAFETY: undoes the push above; `popped` is a valid place to write to.
-        let restored = self.check("cuCtxPopCurrent", unsafe {
-            (self.pop_current)(&mut popped)
-        });
+        let restored = self.check("cuCtxPopCurrent", unsafe { (self.pop_current)(&mut popped) });
         result.and(restored)
     }
 }
