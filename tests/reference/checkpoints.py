@@ -46,6 +46,8 @@ DEFAULTS = dict(
     dense=None,  # output features of a 2_Dense module with tanh
     st_max=None,  # max_seq_length of sentence_bert_config.json
     st_lower=None,  # do_lower_case of sentence_bert_config.json
+    prompt=None,  # the default prompt of config_sentence_transformers.json
+    truncate_dim=None,  # there too
     # classify
     labels=None,  # id2label, or a number for "no id2label but num_labels"
     problem=None,
@@ -54,7 +56,11 @@ DEFAULTS = dict(
     # tokenizer
     tok_max=None,  # model_max_length of tokenizer_config.json
     tok_side=None,  # truncation_side of tokenizer_config.json
-    lowercase=True,
+    tok_class="BertTokenizer",  # tokenizer_class of tokenizer_config.json
+    tok_config=True,  # False: no tokenizer_config.json at all
+    lowercase=True,  # what tokenizer.json says
+    tok_lowercase=None,  # do_lower_case of tokenizer_config.json where it says something else; "absent": no such key
+    json_side="Right",  # direction in the truncation block of tokenizer.json
     json_truncation=32,  # a truncation and padding block in tokenizer.json, as MiniLM's has; None: none
 )
 
@@ -82,11 +88,25 @@ CHECKPOINTS = {
     "embed_bare_legacy": dict(modules=False, names="legacy", pooler=False, tok_max=64),
     "embed_left": dict(tok_side="left", st_max=48),
     "embed_cased": dict(lowercase=False, normalize=True),
+    # Files that disagree. The reference rebuilds a BertTokenizer's normalizer from tokenizer_config.json, where
+    # do_lower_case is true unless it says otherwise; other classes take tokenizer.json as it is.
+    "embed_cased_json_lower_config": dict(lowercase=False, tok_lowercase=True, normalize=True),
+    "embed_cased_json_silent_config": dict(lowercase=False, tok_lowercase="absent", normalize=True),
+    "embed_cased_json_no_config": dict(lowercase=False, tok_config=False, normalize=True),
+    "embed_lower_json_cased_config": dict(tok_lowercase=False, normalize=True),
+    "embed_cased_json_fast_class": dict(
+        lowercase=False, tok_lowercase=True, tok_class="PreTrainedTokenizerFast", normalize=True
+    ),
+    "embed_st_lower": dict(lowercase=False, st_lower=True, normalize=True),
+    "embed_left_in_json": dict(json_side="Left", st_max=48),
+    "embed_right_over_json": dict(json_side="Left", tok_side="right", st_max=48),
     # Beyond mean, cls, max and last: for refusing by name until they are supported.
     "embed_mean_sqrt_len": dict(pooling="mean_sqrt_len_tokens"),
     "embed_weighted_mean": dict(pooling="weightedmean"),
     "embed_concat": dict(pooling=("cls", "mean"), normalize=True),
     "embed_dense": dict(dense=32, normalize=True),
+    "embed_prompt": dict(prompt="query: ", normalize=True, st_max=48),
+    "embed_truncate_dim": dict(truncate_dim=16, normalize=True),
     # Classification.
     "classify_three": dict(task="classify", labels=LABELS3, names="bert", tok_max=128),
     "classify_three_plain_names": dict(task="classify", labels=LABELS3, dtype="F16", tok_max=64),
@@ -112,6 +132,9 @@ CHECKPOINTS = {
     ),
     "classify_pair_sigmoid": dict(task="classify", labels=1, names="bert", pair=True, dtype="F16", tok_max=64),
     "classify_pair_three": dict(task="classify", labels=LABELS3, names="bert", pair=True, dtype="BF16", tok_max=63),
+    "classify_pair_fast_class": dict(  # no token types: see make_references.py
+        task="classify", labels=LABELS3, names="bert", pair=True, tok_class="PreTrainedTokenizerFast", tok_max=64
+    ),
     "classify_pair_left": dict(task="classify", labels=LABELS3, names="bert", pair=True, tok_side="left", tok_max=64),
 }
 
@@ -238,7 +261,7 @@ def vocabulary(cased=False):
 
 
 def write_tokenizer(out, s):
-    tokens = vocabulary(cased=not s["lowercase"])
+    tokens = vocabulary(cased=not s["lowercase"] or s["tok_lowercase"] is False)
     tokenizer = json.loads((minilm_directory() / "tokenizer.json").read_text("utf-8"))
     ids = {token: i for i, token in enumerate(tokens)}
     tokenizer["model"]["vocab"] = ids
@@ -251,7 +274,7 @@ def write_tokenizer(out, s):
     if s["json_truncation"] is None:
         tokenizer["truncation"] = tokenizer["padding"] = None
     else:
-        tokenizer["truncation"]["max_length"] = s["json_truncation"]
+        tokenizer["truncation"].update(max_length=s["json_truncation"], direction=s["json_side"])
         tokenizer["padding"]["strategy"] = {"Fixed": s["json_truncation"]}
         tokenizer["padding"]["pad_id"] = ids["[PAD]"]
     write_json(out / "tokenizer.json", tokenizer)
@@ -259,16 +282,19 @@ def write_tokenizer(out, s):
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL))
     config = dict(
         names,
-        do_lower_case=s["lowercase"],
+        do_lower_case=s["lowercase"] if s["tok_lowercase"] is None else s["tok_lowercase"],
         tokenize_chinese_chars=True,
         strip_accents=None,
-        tokenizer_class="BertTokenizer",
+        tokenizer_class=s["tok_class"],
     )
+    if s["tok_lowercase"] == "absent":
+        del config["do_lower_case"]
     if s["tok_max"] is not None:
         config["model_max_length"] = s["tok_max"]
     if s["tok_side"] is not None:
         config["truncation_side"] = s["tok_side"]
-    write_json(out / "tokenizer_config.json", config)
+    if s["tok_config"]:
+        write_json(out / "tokenizer_config.json", config)
     write_json(out / "special_tokens_map.json", names)
     return len(tokens)
 
@@ -401,6 +427,13 @@ def _write_modules(out, s):
         [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)],
     )
     write_json(out / "sentence_bert_config.json", transformer)
+    settings = {}
+    if s["prompt"]:
+        settings.update(prompts={"query": s["prompt"]}, default_prompt_name="query")
+    if s["truncate_dim"]:
+        settings["truncate_dim"] = s["truncate_dim"]
+    if settings:
+        write_json(out / "config_sentence_transformers.json", settings)
 
 
 def write_checkpoint(name, out_dir):

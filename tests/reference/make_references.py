@@ -43,7 +43,8 @@ HIDDEN_TEXTS = ["one_word", "two_words", "accents_nfd"]
 HIDDEN_PAIRS = ["question_5", "first_empty"]
 # Checkpoints whose ids are kept: every way to truncate, cased, left, pairs.
 TOKENS_OF = (
-    "embed_mean embed_max_normalize embed_left embed_cased classify_left "
+    "embed_mean embed_max_normalize embed_left embed_left_in_json embed_cased embed_cased_json_silent_config "
+    "embed_lower_json_cased_config embed_cased_json_fast_class embed_st_lower embed_prompt classify_left "
     "classify_pair_sigmoid classify_pair_three classify_pair_left"
 ).split()
 
@@ -62,11 +63,15 @@ def encoded(tokenizer, rows, max_length):
     """Ids and token types per row, truncated as the reference does, unpadded; and the count before truncation."""
     out = []
     for row in rows:
-        texts = (row["text"], row["text_pair"]) if "text_pair" in row else (row["text"],)
-        full = tokenizer(*texts, truncation=False, verbose=False)
-        cut = tokenizer(*texts, truncation="longest_first", max_length=max_length)
-        assert len(cut["input_ids"]) == min(max_length, len(full["input_ids"]))
-        out.append({"ids": cut["input_ids"], "types": cut["token_type_ids"], "full": len(full["input_ids"])})
+        # Always a batch: tokenizer(a, "") drops an empty second text, tokenizer([(a, "")]) and CrossEncoder keep it.
+        batch = [(row["text"], row["text_pair"])] if "text_pair" in row else [row["text"]]
+        full = tokenizer(batch, truncation=False, verbose=False)["input_ids"][0]
+        cut = tokenizer(batch, truncation="longest_first", max_length=max_length)
+        ids = cut["input_ids"][0]
+        assert len(ids) == min(max_length, len(full))
+        # A tokenizer that is not a BertTokenizer gives no token types, and then the model takes zeros.
+        types = cut["token_type_ids"][0] if "token_type_ids" in cut else [0] * len(ids)
+        out.append({"ids": ids, "types": types, "full": len(full)})
     return out
 
 
@@ -92,10 +97,11 @@ def describe(rows, cuts, max_length, truncation_side, **more):
 def embed(out, name, directory, rows, keep_tokens):
     model = SentenceTransformer(str(directory), device="cpu", local_files_only=True, model_kwargs=FP32)
     tokenizer, limit = model.tokenizer, model.max_seq_length
-    cuts = encoded(tokenizer, rows, limit)
+    prompt = model.prompts.get(model.default_prompt_name, "")
+    cuts = encoded(tokenizer, [{"text": prompt + r["text"]} for r in rows], limit)
     vectors = np.stack([model.encode(r["text"], batch_size=1, show_progress_bar=False) for r in rows])
     for row, cut in zip(rows, cuts):
-        assert model.preprocess([row["text"]])["input_ids"][0].tolist() == cut["ids"], row["name"]
+        assert model.preprocess([prompt + row["text"]])["input_ids"][0].tolist() == cut["ids"], row["name"]
     out.tensor(f"{name}/embeddings", vectors)
     kinds = [type(m).__name__ for m in model]
     pooling = model[1].pooling_mode
@@ -108,6 +114,8 @@ def embed(out, name, directory, rows, keep_tokens):
         pooling=pooling if isinstance(pooling, str) else list(pooling),
         normalize="Normalize" in kinds,
         modules=kinds,
+        prompt=prompt,
+        truncate_dim=model.truncate_dim,
         dimension=int(vectors.shape[1]),
     )
     if keep_tokens:
@@ -123,6 +131,13 @@ def function_to_apply(config):
     return "sigmoid" if config.problem_type == "multi_label_classification" or config.num_labels == 1 else "softmax"
 
 
+def apply_function(function, logits):
+    if function == "softmax":
+        powers = np.exp(logits - logits.max())
+        return powers / powers.sum()
+    return 1 / (1 + np.exp(-logits)) if function == "sigmoid" else logits
+
+
 def classify(out, name, directory, rows, pair, keep_tokens):
     model, info = AutoModelForSequenceClassification.from_pretrained(directory, output_loading_info=True, **FP32)
     assert not any(info.values()), (name, info)
@@ -133,15 +148,20 @@ def classify(out, name, directory, rows, pair, keep_tokens):
     assert cross.max_seq_length == limit
     cuts = encoded(tokenizer, rows, limit)
     pipe = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+    function = function_to_apply(model.config)
     logits, probabilities, best = [], [], []
     for row, cut in zip(rows, cuts):
         with torch.no_grad():
             answer = model(input_ids=torch.tensor([cut["ids"]]), token_type_ids=torch.tensor([cut["types"]]))
         logits.append(answer.logits[0].numpy())
         question = {"text": row["text"], "text_pair": row["text_pair"]} if pair else row["text"]
-        scores = pipe(question, top_k=None, truncation=True, max_length=limit)
-        scores = {s["label"]: s["score"] for s in (scores[0] if isinstance(scores[0], list) else scores)}
-        probabilities.append([scores[model.config.id2label[i]] for i in range(model.config.num_labels)])
+        scores = apply_function(function, logits[-1].astype(np.float64))
+        if not pair or row["text_pair"]:  # the pipeline drops an empty second text
+            answers = pipe(question, top_k=None, truncation=True, max_length=limit)
+            answers = {s["label"]: s["score"] for s in (answers[0] if isinstance(answers[0], list) else answers)}
+            piped = [answers[model.config.id2label[i]] for i in range(model.config.num_labels)]
+            np.testing.assert_allclose(piped, scores, atol=2e-6)
+        probabilities.append(scores)
         best.append(model.config.id2label[int(np.argmax(probabilities[-1]))])
     logits, probabilities = np.stack(logits), np.array(probabilities, dtype=np.float32)
     out.tensor(f"{name}/logits", logits)
@@ -149,9 +169,10 @@ def classify(out, name, directory, rows, pair, keep_tokens):
     more = {}
     if pair:
         predicted = cross.predict([(r["text"], r["text_pair"]) for r in rows], batch_size=1, show_progress_bar=False)
+        activated = 1 / (1 + np.exp(-logits)) if isinstance(cross.activation_fn, torch.nn.Sigmoid) else logits
+        np.testing.assert_allclose(predicted.reshape(logits.shape), activated, atol=1e-5)
         out.tensor(f"{name}/cross_encoder", predicted)
         more["cross_encoder_activation"] = type(cross.activation_fn).__name__
-    function = function_to_apply(model.config)
     out.models[name] = describe(
         rows,
         cuts,
