@@ -119,7 +119,7 @@ fn declare(
 }
 
 fn tokenizer(config: &ModelConfig) -> Result<Tokenizer> {
-    let tokenizer = Tokenizer::new(&config.tokenizer, config.max_length, config.truncation)?;
+    let tokenizer = Tokenizer::new(&config.tokenizer.json, config.max_length, config.truncation)?;
     let rows = config.spec.vocab_size;
     if tokenizer.vocab_size() > rows {
         return Err(Error::invalid(format!(

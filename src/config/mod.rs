@@ -43,7 +43,7 @@ pub struct ModelConfig {
     /// The outputs, each with what it holds.
     pub outputs: Vec<(OutputKind, TensorDeclaration)>,
     /// tokenizer.json, as the reference loads it.
-    pub tokenizer: Json,
+    pub tokenizer: TokenizerFile,
     /// What deserves a WARN at load.
     pub warnings: Vec<String>,
 }
@@ -94,7 +94,7 @@ impl ModelConfig {
             spec,
             head,
             labels,
-            tokenizer: tokenizer.json,
+            tokenizer,
             warnings,
         })
     }
