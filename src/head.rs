@@ -58,7 +58,7 @@ pub enum Value {
 /// Pools `hidden`, the `[S, out.len()]` token vectors of one sequence (row-major, `S >= 1`), into `out`.
 pub fn pool(pooling: Pooling, hidden: &[f32], out: &mut [f32]) {
     let h = out.len();
-    debug_assert!(!hidden.is_empty() && hidden.len() % h == 0);
+    debug_assert!(!hidden.is_empty() && hidden.len().is_multiple_of(h));
     match pooling {
         Pooling::Cls => out.copy_from_slice(&hidden[..h]),
         Pooling::Last => out.copy_from_slice(&hidden[hidden.len() - h..]),
