@@ -17,6 +17,9 @@ pub trait Engine: Send + Sync {
 
     /// The token count of a pass at which the engine is most efficient: the default of `max_batch_tokens`.
     fn best_pass_tokens(&self) -> usize;
+
+    /// What runs, in a few words for the log.
+    fn describe(&self) -> String;
 }
 
 /// Runs passes, one after another.
