@@ -6,3 +6,4 @@ pub mod error;
 pub mod head;
 pub mod model;
 pub mod pool;
+pub mod tokenize;
