@@ -30,25 +30,11 @@ use std::sync::Arc;
 
 use self::kernels::Kernels;
 use self::weights::PackedWeights;
-use super::{Engine, Runner};
+use super::{Dtype, Engine, Runner};
 use crate::error::{Error, Result};
 use crate::head::HeadSpec;
 use crate::model::{EncoderSpec, Weights};
 use crate::pool::Pool;
-
-/// The number format of weights and matrix products.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Dtype {
-    /// The fastest that keeps a cosine of 0.9999 to fp32 on this CPU.
-    #[default]
-    Auto,
-    /// fp32.
-    Fp32,
-    /// bf16 products, fp32 sums.
-    Bf16,
-    /// int8 products: activations quantized by row, weights by output.
-    Int8,
-}
 
 /// How a model runs on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
