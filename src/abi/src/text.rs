@@ -53,21 +53,17 @@ impl Texts {
         self.data.get(self.spans.get(row)?.clone())
     }
 
-    /// All strings as UTF-8; the error names the first row that is not, and holds none of its bytes.
-    pub fn as_strs(&self) -> Result<Vec<&str>> {
-        let mut texts = Vec::new();
-        texts.try_reserve_exact(self.len())?;
-        for (row, span) in self.spans.iter().enumerate() {
-            let text = std::str::from_utf8(&self.data[span.clone()]).map_err(|e| {
-                Error::invalid_arg(format!(
-                    "input '{}', row {row}: not valid UTF-8 from byte {} on",
-                    self.input,
-                    e.valid_up_to()
-                ))
-            })?;
-            texts.push(text);
-        }
-        Ok(texts)
+    /// String `row` as UTF-8; the error names the row and holds none of its bytes.
+    pub fn str(&self, row: usize) -> Result<&str> {
+        let bytes =
+            self.bytes(row).ok_or_else(|| Error::internal(format!("input '{}' has no row {row}", self.input)))?;
+        std::str::from_utf8(bytes).map_err(|e| {
+            Error::invalid_arg(format!(
+                "input '{}', row {row}: not valid UTF-8 from byte {} on",
+                self.input,
+                e.valid_up_to()
+            ))
+        })
     }
 }
 
@@ -107,7 +103,9 @@ mod tests {
     fn strings_survive_the_way_there_and_back() {
         let strings = ["", "a", "naïve \u{0} 🦀"];
         let texts = Texts::parse("TEXT", encode(&strings).expect("fits"), 3).expect("valid");
-        assert_eq!(texts.as_strs().expect("UTF-8"), strings);
+        for (row, string) in strings.iter().enumerate() {
+            assert_eq!(texts.str(row).expect("UTF-8"), *string);
+        }
         assert_eq!(texts.bytes(1), Some(b"a".as_slice()));
         assert_eq!(texts.bytes(3), None);
     }

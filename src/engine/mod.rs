@@ -1,0 +1,71 @@
+//! Engines: what runs a model. An [`Engine`] holds a model's weights once; each Triton instance asks it for a
+//! [`Runner`], which owns the scratch memory of one pass at a time.
+
+pub mod cpu;
+
+use crate::batch::PackedBatch;
+use crate::error::Result;
+use crate::head::Value;
+
+/// The number format of weights and matrix products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dtype {
+    /// The fastest that keeps a cosine of 0.9999 to fp32 on this machine.
+    #[default]
+    Auto,
+    /// fp32.
+    Fp32,
+    /// bf16 products, fp32 sums.
+    Bf16,
+    /// int8 products: activations quantized by row, weights by output.
+    Int8,
+}
+
+/// The weights of one model, loaded once and shared by all of its instances.
+pub trait Engine: Send + Sync {
+    /// A new runner on the shared weights.
+    ///
+    /// # Errors
+    /// `Unavailable` when its scratch memory cannot be had.
+    fn runner(&self) -> Result<Box<dyn Runner>>;
+
+    /// The token count of a pass at which the engine is most efficient: the default of `max_batch_tokens`.
+    fn best_pass_tokens(&self) -> usize;
+
+    /// What runs, in a few words for the log.
+    fn describe(&self) -> String;
+}
+
+/// Runs passes, one after another.
+pub trait Runner: Send {
+    /// Runs the encoder and the head on `batch` and fills every slot of `outputs`, which are ordered by `sequence`.
+    /// A value that no slot asks for is not computed.
+    ///
+    /// # Errors
+    /// `Unavailable` when memory ran out: the next smaller pass may work. `Internal` when the result is not finite
+    /// or the device failed. The content of the slots is undefined after an error.
+    fn run(&mut self, batch: &PackedBatch, outputs: &mut [Output<'_>]) -> Result<()>;
+}
+
+/// A place for one row of one output.
+pub struct Output<'a> {
+    /// Index of the sequence in the batch.
+    pub sequence: usize,
+    /// What to write there.
+    pub value: Value,
+    /// Where: exactly as many fp32 elements as the value has.
+    pub slot: Slot<'a>,
+}
+
+/// Memory that an engine writes.
+pub enum Slot<'a> {
+    /// Host memory.
+    Host(&'a mut [f32]),
+    /// Memory of a device, only ever given to an engine that runs on that device.
+    Device {
+        /// Device address of the first element.
+        address: u64,
+        /// Number of fp32 elements.
+        len: usize,
+    },
+}
