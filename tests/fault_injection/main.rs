@@ -11,7 +11,8 @@ use tempfile::TempDir;
 const CLASSES: [&str; 5] = ["LOGITS", "PROBABILITIES", "LABEL", "SCORE", "TOKEN_COUNT"];
 
 fn plugin() -> Plugin {
-    Plugin::built("libtriton_rust.so")
+    // Where cargo puts what it builds for a test; the copy one directory up may be old.
+    Plugin::built("deps/libtriton_rust.so")
 }
 
 fn texts(texts: &[&str], outputs: &[&str]) -> RequestSpec {
