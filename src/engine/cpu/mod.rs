@@ -124,3 +124,5 @@ impl Engine for CpuEngine {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_minilm;
