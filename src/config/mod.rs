@@ -10,12 +10,13 @@ mod tests;
 
 use serde_json::Value as Json;
 
+use crate::engine::Dtype;
 use crate::error::{Error, Result};
 use crate::head::{HeadSpec, Pooling};
 use crate::model::{EncoderSpec, bert};
 use crate::tokenize::Truncation;
 use directory::Directory;
-use parameters::{Dtype, Parameters, Task};
+use parameters::{Parameters, Task};
 use tokenizer::TokenizerFile;
 use triton::TensorDeclaration;
 
@@ -43,7 +44,7 @@ pub struct ModelConfig {
     /// The outputs, each with what it holds.
     pub outputs: Vec<(OutputKind, TensorDeclaration)>,
     /// tokenizer.json, as the reference loads it.
-    pub tokenizer: Json,
+    pub tokenizer: TokenizerFile,
     /// What deserves a WARN at load.
     pub warnings: Vec<String>,
 }
@@ -94,7 +95,7 @@ impl ModelConfig {
             spec,
             head,
             labels,
-            tokenizer: tokenizer.json,
+            tokenizer,
             warnings,
         })
     }

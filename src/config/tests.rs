@@ -177,12 +177,21 @@ fn tensors_are_renamed() {
 #[test]
 fn a_bert_tokenizer_is_rebuilt_from_tokenizer_config() {
     let normalizer =
-        |config: Json| resolve(&[("tokenizer_config.json", config)], &[]).unwrap().tokenizer["normalizer"].clone();
+        |config: Json| resolve(&[("tokenizer_config.json", config)], &[]).unwrap().tokenizer.json["normalizer"].clone();
     assert_eq!(normalizer(json!({}))["lowercase"], true, "lower case is the default");
     assert_eq!(normalizer(json!({ "do_lower_case": false }))["lowercase"], false);
     assert_eq!(normalizer(json!({ "tokenizer_class": "PreTrainedTokenizerFast" })), Json::Null, "others stay");
     let missing = resolve(&[("tokenizer_config.json", json!({ "sep_token": "<end>" }))], &[]);
     assert!(message(missing).contains("'<end>'"));
+}
+
+#[test]
+fn a_generic_tokenizer_has_segments_only_where_it_names_them() {
+    let types = |config: Json| resolve(&[("tokenizer_config.json", config)], &[]).unwrap().tokenizer.token_types;
+    assert!(types(json!({})));
+    assert!(!types(json!({ "tokenizer_class": "PreTrainedTokenizerFast" })));
+    let named = json!({ "tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"] });
+    assert!(types(named));
 }
 
 #[test]

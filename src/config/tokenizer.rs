@@ -13,11 +13,15 @@ use crate::tokenize::Truncation;
 const FILE: &str = "tokenizer.json";
 
 /// The tokenizer of a model directory.
+#[derive(Clone, Debug)]
 pub struct TokenizerFile {
     /// tokenizer.json, adjusted.
     pub json: Json,
     /// The side that loses tokens where the user says nothing: `truncation_side`, else tokenizer.json's own direction.
     pub truncation: Truncation,
+    /// Whether the second text of a pair gets segment 1. transformers feeds a model without segments where the
+    /// tokenizer's class is the generic one and `model_input_names` does not ask for them.
+    pub token_types: bool,
 }
 
 impl TokenizerFile {
@@ -47,7 +51,10 @@ impl TokenizerFile {
                 lowercase_first(&mut json);
             }
         }
-        Ok(Self { json, truncation })
+        let generic = matches!(class, Some("PreTrainedTokenizerFast" | "TokenizersBackend"));
+        let mut names = config["model_input_names"].as_array().into_iter().flatten();
+        let token_types = !generic || names.any(|name| name == "token_type_ids");
+        Ok(Self { json, truncation, token_types })
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use triton_abi::metrics::{Counter, Gauge, Histogram};
 use triton_abi::{
-    Backend, BackendHandle, Batch, ComputeTimes, Error, InstanceGroup, InstanceHandle, Kind,
-    ModelHandle, Request, Response, Result, Slot, export_backend, log_info, log_verbose, now_ns,
+    Backend, BackendHandle, Batch, ComputeTimes, Error, InstanceGroup, InstanceHandle, Kind, ModelHandle, Request,
+    Response, Result, Slot, export_backend, log_info, log_verbose, now_ns,
 };
 
 const DIMENSIONS: usize = 8;
@@ -41,19 +41,12 @@ impl Backend for Null {
             .as_str()
             .map_or(Ok(2), str::parse)
             .map_err(|_| Error::invalid_arg("instances must be a number"))?;
-        log_info!(
-            "backend {}: {instances} instances for each model",
-            host.name()?
-        );
+        log_info!("backend {}: {instances} instances for each model", host.name()?);
         Ok(Self { instances })
     }
 
     fn default_instances(&self) -> Vec<InstanceGroup> {
-        vec![InstanceGroup {
-            kind: Kind::Cpu,
-            count: self.instances,
-            devices: Vec::new(),
-        }]
+        vec![InstanceGroup { kind: Kind::Cpu, count: self.instances, devices: Vec::new() }]
     }
 
     fn load_model(&self, model: &ModelHandle) -> Result<Model> {
@@ -73,10 +66,7 @@ impl Backend for Null {
             config["dynamic_batching"] = json!({});
             model.set_config_json(&config.to_string())?;
         }
-        log_verbose!(
-            "model {name} lies in {}",
-            model.version_directory()?.display()
-        );
+        log_verbose!("model {name} lies in {}", model.version_directory()?.display());
         let labels = [("model", name.as_str())];
         Ok(Model {
             cached: config["response_cache"]["enable"] == true,
@@ -90,15 +80,10 @@ impl Backend for Null {
         match instance.kind()? {
             Kind::Cpu | Kind::Model => {}
             Kind::Gpu => {
-                return Err(Error::unsupported(format!(
-                    "no GPU {} here",
-                    instance.device()?
-                )));
+                return Err(Error::unsupported(format!("no GPU {} here", instance.device()?)));
             }
         }
-        Ok(Instance {
-            name: instance.name()?,
-        })
+        Ok(Instance { name: instance.name()? })
     }
 
     fn uncacheable_output<'m>(&self, model: &'m Model) -> Option<&'m str> {
@@ -140,7 +125,7 @@ impl<'a> Job<'a> {
         let read = || -> Result<_> {
             let input = request.input("TEXT")?;
             let texts = input.texts()?;
-            let texts = texts.as_strs()?.into_iter().map(str::to_string).collect();
+            let texts = (0..texts.len()).map(|row| texts.str(row).map(str::to_string)).collect::<Result<_>>()?;
             let shape = input.shape().to_vec();
             // An optional input that nothing declares: looked for and not found.
             if let Some(input) = request.optional_input("SCALE")? {
@@ -149,12 +134,7 @@ impl<'a> Job<'a> {
             Ok((texts, shape, request.requested_outputs()?))
         };
         match read() {
-            Ok((texts, shape, outputs)) => Ok(Self {
-                request,
-                texts,
-                shape,
-                outputs,
-            }),
+            Ok((texts, shape, outputs)) => Ok(Self { request, texts, shape, outputs }),
             Err(error) => Err((request, error)),
         }
     }
@@ -172,13 +152,7 @@ impl<'a> Job<'a> {
             }
         }
         let mut response = self.request.respond();
-        match fill(
-            &mut response,
-            instance,
-            &self.texts,
-            &self.shape,
-            &self.outputs,
-        ) {
+        match fill(&mut response, instance, &self.texts, &self.shape, &self.outputs) {
             Ok(()) => {
                 model.texts.add(self.texts.len() as f64);
                 response.send_final(ComputeTimes::since(start));
