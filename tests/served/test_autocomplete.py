@@ -15,7 +15,7 @@ LOGITS = 'output [{ name: "LOGITS" data_type: TYPE_FP32 dims: [ 3 ] }]'
 
 # name -> (checkpoint, parameters, text of config.pbtxt, words of the load error)
 REFUSED = {
-    "no_such_input": ("embed_mean", {}, 'input [{ name: "WORDS" data_type: TYPE_STRING dims: [ 1 ] }]', ["WORDS"]),
+    "no_such_input": ("embed_mean", {}, 'input [{ name: "WORDS" data_type: TYPE_STRING dims: [ 1 ] }]', ["TEXT"]),
     "input_of_numbers": ("embed_mean", {}, 'input [{ name: "TEXT" data_type: TYPE_INT32 dims: [ 1 ] }]', ["TEXT"]),
     "input_of_two": ("embed_mean", {}, 'input [{ name: "TEXT" data_type: TYPE_STRING dims: [ 2 ] }]', ["TEXT"]),
     "no_such_output": (
