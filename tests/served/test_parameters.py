@@ -43,7 +43,7 @@ REFUSED = {
     "task_fill_mask": ("embed_bare_legacy", {"task": "fill_mask"}, ["task", "fill_mask"]),
     "engine_cuda": ("embed_mean", {"engine": "cuda"}, ["engine", "cuda"]),
     "engine_onnx": ("embed_mean", {"engine": "onnx"}, ["engine", "onnx"]),
-    "dtype_int8": ("embed_mean", {"dtype": "int8"}, ["dtype", "int8"]),
+    "dtype_fp16": ("embed_mean", {"dtype": "fp16"}, ["dtype", "fp16"]),
     "dtype_fp8": ("embed_mean", {"dtype": "fp8"}, ["dtype", "fp8"]),
 }
 

@@ -33,12 +33,13 @@ pub(super) struct Linear {
 }
 
 /// `[ceil(n / 32), steps, 32, numbers a step]`: panel `p` holds the outputs `32 p .. 32 p + 32`, zero past `n`, and each
-/// step so many of the `k` inputs as fill four bytes, zero past `k`.
+/// step so many of the `k` inputs as fill four bytes, zero past `k`. With the length of a panel.
 enum Panels {
-    F32(Aligned<f32>),
-    Bf16(Aligned<u16>),
+    F32(Aligned<f32>, usize),
+    Bf16(Aligned<u16>, usize),
     Int8 {
         panels: Aligned<i8>,
+        len: usize,
         /// Of each output.
         scales: Vec<f32>,
         /// The sum of each output's numbers.
@@ -68,6 +69,10 @@ enum SharedOut<'a> {
     Bf16(&'static LowKernels, Option<HiddenAct>, SharedRows<'a, u16>),
 }
 
+/// A tile's result, whose rows begin at cache lines.
+#[repr(align(64))]
+struct Block([[f32; PANEL]; TILE_ROWS]);
+
 impl Linear {
     /// Packs `parts`, whose outputs follow one another; each is multiplied by its factor.
     ///
@@ -78,10 +83,14 @@ impl Linear {
         let n = parts.iter().map(|(part, _)| part.bias.len()).sum::<usize>();
         let columns = n.next_multiple_of(PANEL);
         let mut panels = match format {
-            Format::F32 => Panels::F32(Aligned::zeroed(columns * k)?),
-            Format::Bf16 => Panels::Bf16(Aligned::zeroed(columns * k.next_multiple_of(2))?),
+            Format::F32 => Panels::F32(Aligned::zeroed(columns * k)?, PANEL * k),
+            Format::Bf16 => {
+                let k = k.next_multiple_of(2);
+                Panels::Bf16(Aligned::zeroed(columns * k)?, PANEL * k)
+            }
             Format::Int8 => Panels::Int8 {
                 panels: Aligned::zeroed(columns * k.next_multiple_of(4))?,
+                len: PANEL * k.next_multiple_of(4),
                 scales: vec![0.0; columns],
                 sums: vec![0; columns],
             },
@@ -103,8 +112,8 @@ impl Linear {
     /// Of the weights, and of the rows that it runs on.
     pub(super) fn format(&self) -> Format {
         match self.panels {
-            Panels::F32(_) => Format::F32,
-            Panels::Bf16(_) => Format::Bf16,
+            Panels::F32(..) => Format::F32,
+            Panels::Bf16(..) => Format::Bf16,
             Panels::Int8 { .. } => Format::Int8,
         }
     }
@@ -134,7 +143,7 @@ impl Linear {
             let mut rows = part(rows, row_parts, task / panel_parts);
             let panels = part(n.div_ceil(PANEL), panel_parts, task % panel_parts);
             let step = (A_BLOCK / (width * size)).next_multiple_of(TILE_ROWS).max(TILE_ROWS);
-            let mut out = [[0.0; PANEL]; TILE_ROWS];
+            let mut out = Block([[0.0; PANEL]; TILE_ROWS]);
             while !rows.is_empty() {
                 let block = rows.start..rows.end.min(rows.start + step);
                 rows.start = block.end;
@@ -144,8 +153,10 @@ impl Linear {
                     for tile in 0..tiles {
                         let at = part(block.len(), tiles, tile);
                         let first = block.start + at.start;
-                        self.product(kernels, a, first..first + at.len(), panel, &mut out);
-                        let out = &out[..at.len()];
+                        // Meanwhile the next panel comes from memory, a part with each tile.
+                        self.panels.prefetch(panel + 1, tile, tiles);
+                        self.product(kernels, a, first..first + at.len(), panel, &mut out.0);
+                        let out = &out.0[..at.len()];
                         // SAFETY: this piece of `c` belongs to this task: the grid of parts does not overlap.
                         unsafe {
                             match &c {
@@ -180,18 +191,18 @@ impl Linear {
         }
         let (first, rows, out, ldo) = (rows.start, rows.len(), out.as_flattened_mut(), PANEL);
         match (&self.panels, a) {
-            (Panels::F32(panels), Rows::F32(a)) => {
-                let (k, b) = (self.k, of(panels, panel, PANEL * self.k));
+            (Panels::F32(panels, len), Rows::F32(a)) => {
+                let (k, b) = (self.k, of(panels, panel, *len));
                 (kernels.tile)(Tile { rows, k, a: &a[first * k..], lda: k, b, out, ldo });
             }
-            (Panels::Bf16(panels), Rows::Bf16(a)) => {
+            (Panels::Bf16(panels, len), Rows::Bf16(a)) => {
                 let (k, lda) = (self.k.div_ceil(2), stride(self.k));
-                let b = of(panels, panel, 2 * PANEL * k);
+                let b = of(panels, panel, *len);
                 (low(kernels).tile_bf16)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo });
             }
-            (Panels::Int8 { panels, scales, sums }, Rows::Int8(a, row_scales)) => {
+            (Panels::Int8 { panels, len, scales, sums }, Rows::Int8(a, row_scales)) => {
                 let (k, lda) = (self.k.div_ceil(4), stride(self.k));
-                let b = of(panels, panel, 4 * PANEL * k);
+                let b = of(panels, panel, *len);
                 let columns = panel * PANEL..(panel + 1) * PANEL;
                 let scales =
                     Scales { rows: &row_scales[first..], columns: &scales[columns.clone()], sums: &sums[columns] };
@@ -222,6 +233,29 @@ fn low(kernels: &Kernels) -> &'static LowKernels {
 }
 
 impl Panels {
+    /// Asks for part `i` of `parts` of a panel to come into the second-level cache.
+    #[inline(always)]
+    fn prefetch(&self, panel: usize, i: usize, parts: usize) {
+        fn of<T>(all: &[T], len: usize, panel: usize, i: usize, parts: usize) {
+            let Some(panel) = all.get(panel * len..(panel + 1) * len) else { return };
+            for line in panel[part(len, parts, i)].chunks(64 / size_of::<T>()) {
+                // SAFETY: a hint that reads nothing, of an instruction that every x86-64 has.
+                #[cfg(target_arch = "x86_64")]
+                unsafe {
+                    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+                    _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast());
+                }
+                #[cfg(not(target_arch = "x86_64"))]
+                let _ = line;
+            }
+        }
+        match self {
+            Self::F32(all, len) => of(all, *len, panel, i, parts),
+            Self::Bf16(all, len) => of(all, *len, panel, i, parts),
+            Self::Int8 { panels, len, .. } => of(panels, *len, panel, i, parts),
+        }
+    }
+
     /// Sets the weights `[k]` of one output.
     fn set(&mut self, output: usize, row: &[f32]) {
         /// Spreads `row` over the steps of its column.
@@ -235,9 +269,9 @@ impl Panels {
             }
         }
         match self {
-            Self::F32(panels) => spread(panels, output, row, |x| x),
-            Self::Bf16(panels) => spread(panels, output, row, |x| half::bf16::from_f32(x).to_bits()),
-            Self::Int8 { panels, scales, sums } => {
+            Self::F32(panels, _) => spread(panels, output, row, |x| x),
+            Self::Bf16(panels, _) => spread(panels, output, row, |x| half::bf16::from_f32(x).to_bits()),
+            Self::Int8 { panels, scales, sums, .. } => {
                 let max = row.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
                 // One weight that is not finite must show in the results.
                 let broken: f32 = row.iter().map(|x| x * 0.0).sum();

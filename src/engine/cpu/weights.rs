@@ -43,9 +43,11 @@ impl PackedWeights {
     /// `Unavailable` when there is no memory.
     pub(super) fn pack(spec: &EncoderSpec, weights: &Weights<'_>, format: Format) -> Result<Self> {
         let scale = 1.0 / (spec.head_dim() as f32).sqrt();
+        // In int8 what attention works with stays bf16: its errors are the ones that the answers feel most.
+        let attention = if format == Format::Int8 { Format::Bf16 } else { format };
         let layer = |layer: &crate::model::Layer<'_>| -> Result<PackedLayer> {
             Ok(PackedLayer {
-                qkv: Linear::pack(&[(layer.query, scale), (layer.key, 1.0), (layer.value, 1.0)], format)?,
+                qkv: Linear::pack(&[(layer.query, scale), (layer.key, 1.0), (layer.value, 1.0)], attention)?,
                 attention_output: Linear::pack(&[(layer.attention_output, 1.0)], format)?,
                 attention_norm: norm(&layer.attention_norm),
                 intermediate: Linear::pack(&[(layer.intermediate, 1.0)], format)?,
