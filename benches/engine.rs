@@ -144,7 +144,7 @@ fn time(engine: &dyn Engine, spec: &EncoderSpec, lengths: &[usize]) -> (f64, f64
 
 /// Operations a second on registers alone, of all threads of the pool by the clock, and of one by its processor
 /// time: the best of several tries.
-fn peak(pool: &Pool, multiply_adds: fn(usize) -> usize) -> (f64, f64) {
+fn peak(pool: &Pool, multiply_adds: MultiplyAdds) -> (f64, f64) {
     let threads = pool.threads();
     const ROUNDS: usize = 20_000_000;
     let (mut best, mut best_of_one) = (0.0_f64, 0.0_f64);
@@ -163,9 +163,12 @@ fn peak(pool: &Pool, multiply_adds: fn(usize) -> usize) -> (f64, f64) {
     (best, best_of_one)
 }
 
+/// Runs so many rounds of multiply-adds on registers and returns how many operations that were.
+type MultiplyAdds = fn(usize) -> usize;
+
 /// What this CPU can run, each with the loop that shows its peak.
-fn dtypes() -> Vec<(Dtype, fn(usize) -> usize)> {
-    let mut all: Vec<(Dtype, fn(usize) -> usize)> = vec![(Dtype::Fp32, multiply_adds)];
+fn dtypes() -> Vec<(Dtype, MultiplyAdds)> {
+    let mut all: Vec<(Dtype, MultiplyAdds)> = vec![(Dtype::Fp32, multiply_adds)];
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni") {
         // SAFETY: the CPU has the instructions.

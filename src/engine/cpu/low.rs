@@ -61,13 +61,12 @@ pub(super) fn here() -> bool {
 pub(super) static AVX512_BF16: LowKernels = LowKernels {
     tile_bf16: super::tile_bf16::tile,
     tile_int8: super::tile_int8::tile,
-    // SAFETY of each: the table is only given out where `here` has said that the CPU has the instructions; a caller's
-    // promise is passed on.
+    // SAFETY: the table is only given out where `here` has said that the CPU has the instructions.
     round: |x, width, out| unsafe { super::rows_bf16::round(x, width, out) },
     // SAFETY: as above.
     quantize: |x, width, out, scales| unsafe { super::rows_bf16::quantize(x, width, out, scales) },
-    // SAFETY: as above.
+    // SAFETY: as above, and the caller's promise is passed on.
     epilogue: |act, tile, bias, c, row, column| unsafe { super::rows_bf16::epilogue(act, tile, bias, c, row, column) },
-    // SAFETY: as above.
+    // SAFETY: as above, and the caller's promise is passed on.
     head: |head, scratch| unsafe { super::attention_bf16::head(head, scratch) },
 };

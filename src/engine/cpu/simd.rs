@@ -54,7 +54,10 @@ pub(super) fn load_bf16(x: &[u16]) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) fn store_bf16(x: &mut [u16], v: __m512) {
     // SAFETY: the two vector types are the same bits; only what the mask allows is written.
-    unsafe { _mm256_mask_storeu_epi16(x.as_mut_ptr().cast(), first(x.len()), transmute(_mm512_cvtneps_pbh(v))) }
+    unsafe {
+        let rounded = transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+        _mm256_mask_storeu_epi16(x.as_mut_ptr().cast(), first(x.len()), rounded);
+    }
 }
 
 /// `e^x`, relative error below 4e-6; 0 below -104. NaN gives NaN.
