@@ -27,6 +27,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
@@ -47,8 +48,21 @@ const CUT_BEFORE: Class = 4;
 const CUT_AFTER: Class = 8;
 /// Parts its neighbours and gives no token: white space.
 const SILENT: Class = 16;
+/// Was probed.
+const KNOWN: Class = 128;
 
 const PAGE: usize = 256;
+
+/// What the pipeline makes of a character.
+pub(super) enum Image {
+    /// Part of a word.
+    Word(String),
+    /// A word of its own.
+    Alone(String),
+    Space,
+    Nothing,
+    Unknown,
+}
 
 /// The safe places to cut, for one tokenizer.
 pub(super) struct Boundaries {
@@ -62,8 +76,8 @@ pub(super) struct Boundaries {
     only_white_space: bool,
     /// Words of more characters than this are one unknown token, wherever they stand.
     longest_word: Option<usize>,
-    /// Classes by code point, filled a page at a time.
-    pages: Vec<OnceLock<Box<[Class; PAGE]>>>,
+    /// Classes by code point, found when first asked for.
+    pages: Vec<OnceLock<Box<[AtomicU8; PAGE]>>>,
 }
 
 impl Boundaries {
@@ -236,11 +250,15 @@ impl Boundaries {
     }
 
     fn class(&self, c: char) -> Class {
-        let (page, at) = (c as usize / PAGE, c as usize % PAGE);
-        self.pages[page].get_or_init(|| {
-            let code_point = |i: usize| char::from_u32((page * PAGE + i) as u32);
-            Box::new(std::array::from_fn(|i| code_point(i).map_or(0, |c| self.probe(c))))
-        })[at]
+        let page = self.pages[c as usize / PAGE].get_or_init(|| Box::new([const { AtomicU8::new(0) }; PAGE]));
+        let class = &page[c as usize % PAGE];
+        let mut known = class.load(Ordering::Relaxed);
+        if known & KNOWN == 0 {
+            // Threads that meet here find the same.
+            known = self.probe(c) | KNOWN;
+            class.store(known, Ordering::Relaxed);
+        }
+        known & !KNOWN
     }
 
     /// Sees what the pipeline makes of a character between two letters.
@@ -266,7 +284,19 @@ impl Boundaries {
         }
     }
 
-    fn normalize(&self, text: &str) -> String {
+    /// What stands for `c` in a normalized text, and how it meets its neighbours there.
+    pub(super) fn image(&self, c: char) -> Image {
+        match self.class(c) {
+            WORD => Image::Word(self.normalize(&c.to_string())),
+            VANISHES => Image::Nothing,
+            class if class & SILENT != 0 => Image::Space,
+            class if class & (CUT_BEFORE | CUT_AFTER) != 0 => Image::Alone(self.normalize(&c.to_string())),
+            _ => Image::Unknown,
+        }
+    }
+
+    /// The normalized form of a text without added tokens.
+    pub(super) fn normalize(&self, text: &str) -> String {
         let mut normalized = NormalizedString::from(text);
         if let Some(normalizer) = self.normalizer {
             // BertNormalizer has no error to give.
