@@ -1,6 +1,8 @@
 //! What is computed from the encoder's last hidden states: the head's description and its plain arithmetic in fp32.
 //! Engines call these functions, or compute the same on their device.
 
+use crate::model::EncoderSpec;
+
 /// How the token vectors of one sequence become one vector (sentence-transformers' `pooling_mode_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
@@ -55,10 +57,28 @@ pub enum Value {
     Probabilities,
 }
 
+impl HeadSpec {
+    /// The number of elements of a row of `value`.
+    pub fn width(&self, value: Value, spec: &EncoderSpec) -> usize {
+        match (self, value) {
+            (Self::Classify { num_labels, .. }, Value::Logits | Value::Probabilities) => *num_labels,
+            _ => spec.hidden_size,
+        }
+    }
+
+    /// The value that every other of this head is derived from.
+    pub fn main_value(&self) -> Value {
+        match self {
+            Self::Embed { .. } => Value::Embedding,
+            Self::Classify { .. } => Value::Logits,
+        }
+    }
+}
+
 /// Pools `hidden`, the `[S, out.len()]` token vectors of one sequence (row-major, `S >= 1`), into `out`.
 pub fn pool(pooling: Pooling, hidden: &[f32], out: &mut [f32]) {
     let h = out.len();
-    debug_assert!(!hidden.is_empty() && hidden.len() % h == 0);
+    debug_assert!(!hidden.is_empty() && hidden.len().is_multiple_of(h));
     match pooling {
         Pooling::Cls => out.copy_from_slice(&hidden[..h]),
         Pooling::Last => out.copy_from_slice(&hidden[hidden.len() - h..]),

@@ -28,7 +28,7 @@ pub fn spec(config: &Json) -> Result<EncoderSpec> {
         layer_norm_eps: layer_norm_eps(config)?,
         hidden_act: hidden_act(config)?,
     };
-    if spec.hidden_size % spec.num_attention_heads != 0 {
+    if !spec.hidden_size.is_multiple_of(spec.num_attention_heads) {
         return Err(Error::invalid(format!(
             "config.json: hidden_size {} is not a multiple of num_attention_heads {}",
             spec.hidden_size, spec.num_attention_heads

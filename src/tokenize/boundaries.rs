@@ -1,7 +1,7 @@
 //! Where a text may be cut so that the tokens of the pieces are the tokens of the whole.
 //!
-//! The rule is known for the pipeline of BERT: `BertNormalizer` (or none), `BertPreTokenizer`, any model, any added
-//! tokens without white space. Why a cut between the characters `a` and `b` is exact where [`Boundaries::can_cut`]
+//! The rule is known for the pipeline of BERT: `BertNormalizer`, `Lowercase`, both or none, then `BertPreTokenizer`, any
+//! model, any added tokens without white space. Why a cut between the characters `a` and `b` is exact where [`Boundaries::can_cut`]
 //! says so:
 //!
 //! 1. *Added tokens matched in the raw text.* No such token holds `a` directly before `b`, so no occurrence spans the
@@ -29,7 +29,6 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::{
     ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString,
@@ -66,7 +65,7 @@ pub(super) enum Image {
 
 /// The safe places to cut, for one tokenizer.
 pub(super) struct Boundaries {
-    normalizer: Option<BertNormalizer>,
+    normalizer: Option<NormalizerWrapper>,
     /// Neighbours inside added tokens that are matched in the raw text.
     inside_raw: HashSet<(char, char)>,
     /// Characters of added tokens matched in the normalized text: all but each one's first, and all but its last.
@@ -83,11 +82,10 @@ pub(super) struct Boundaries {
 impl Boundaries {
     /// The rule for this tokenizer, or `None` where none is known.
     pub(super) fn new(tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
-        let normalizer = match tokenizer.get_normalizer() {
-            None => None,
-            Some(NormalizerWrapper::BertNormalizer(normalizer)) => Some(*normalizer),
-            Some(_) => return None,
-        };
+        let normalizer = tokenizer.get_normalizer().cloned();
+        if !normalizer.as_ref().is_none_or(maps_characters) {
+            return None;
+        }
         let Some(PreTokenizerWrapper::BertPreTokenizer(_)) = tokenizer.get_pre_tokenizer() else { return None };
         let mut boundaries = Self {
             normalizer,
@@ -298,8 +296,8 @@ impl Boundaries {
     /// The normalized form of a text without added tokens.
     pub(super) fn normalize(&self, text: &str) -> String {
         let mut normalized = NormalizedString::from(text);
-        if let Some(normalizer) = self.normalizer {
-            // BertNormalizer has no error to give.
+        if let Some(normalizer) = &self.normalizer {
+            // None of those that map characters has an error to give.
             let _ = normalizer.normalize(&mut normalized);
         }
         normalized.get().to_owned()
@@ -313,5 +311,14 @@ impl Boundaries {
         let _ = BertPreTokenizer.pre_tokenize(&mut split);
         let words = split.get_splits(OffsetReferential::Original, OffsetType::None);
         words.into_iter().map(|(word, _, _)| word.to_owned()).collect()
+    }
+}
+
+/// Whether a normalizer is one of those that step 2 of the proof is about.
+fn maps_characters(normalizer: &NormalizerWrapper) -> bool {
+    match normalizer {
+        NormalizerWrapper::BertNormalizer(_) | NormalizerWrapper::Lowercase(_) => true,
+        NormalizerWrapper::Sequence(steps) => steps.as_ref().iter().all(maps_characters),
+        _ => false,
     }
 }

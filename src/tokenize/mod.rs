@@ -3,9 +3,9 @@
 //!
 //! Truncation comes before the expensive part: a text is read piece by piece ([`boundaries`]) until it has given more
 //! tokens than there is room for, so that 10 MB cost what their first few hundred tokens cost. The pieces' tokens are
-//! exactly the whole text's. That holds for BERT's pipeline (`BertNormalizer` or none, `BertPreTokenizer`); a text of
-//! any other pipeline (byte-level, Metaspace, Unicode normal forms) is one piece: the same answer, in time and memory
-//! that grow with the text.
+//! exactly the whole text's. That holds for BERT's pipeline (`BertNormalizer`, `Lowercase`, both or none, and
+//! `BertPreTokenizer`); a text of any other pipeline (byte-level, Metaspace, Unicode normal forms) is one piece: the
+//! same answer, in time and memory that grow with the text.
 //!
 //! The crate keeps track of where every byte came from; nine tenths of its time go there. Plain ASCII needs none of it,
 //! so [`ascii`] splits it into the same words.
@@ -14,15 +14,14 @@
 
 mod ascii;
 mod boundaries;
+#[cfg(test)]
+mod cases;
 mod read;
 mod template;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
-use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 
 use tokenizers::{Model, ModelWrapper};
 
@@ -34,9 +33,6 @@ use template::Template;
 
 /// The file that holds a tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
-
-/// Far above any published tokenizer (the largest are about 35 MB).
-const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// Most bytes of text to a piece.
 const WINDOW: usize = 4096;
@@ -59,6 +55,8 @@ pub struct TokenizeOptions {
     pub max_length: usize,
     /// What happens to longer texts.
     pub truncation: Truncation,
+    /// Whether the post-processor's segments are given; otherwise all are 0.
+    pub token_types: bool,
 }
 
 /// One tokenized text, or pair of texts.
@@ -86,14 +84,13 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a model's version directory.
+    /// Makes a tokenizer of a `tokenizer.json` that is read already.
     ///
     /// # Errors
-    /// `Invalid`, naming the file, when it is missing, is not a tokenizer, or `max_length` leaves no room for text.
-    pub fn from_directory(directory: &Path, options: TokenizeOptions) -> Result<Self> {
-        read_file(&directory.join(TOKENIZER_FILE))
-            .and_then(|json| Self::from_bytes(&json, options))
-            .map_err(|e| e.within(TOKENIZER_FILE))
+    /// As [`Tokenizer::from_bytes`], naming the file.
+    pub fn from_json(json: &serde_json::Value, options: TokenizeOptions) -> Result<Self> {
+        let bytes = serde_json::to_vec(json).map_err(|e| Error::internal(e.to_string()));
+        bytes.and_then(|bytes| Self::from_bytes(&bytes, options)).map_err(|e| e.within(TOKENIZER_FILE))
     }
 
     /// Makes a tokenizer of the content of a `tokenizer.json`.
@@ -174,7 +171,11 @@ impl Tokenizer {
             None => (room, 0),
         };
         let second = second.map_or(Vec::new(), |second| second.into_ids(keep_second));
-        Ok(template.fill(&first.into_ids(keep_first), &second, truncated))
+        let mut tokens = template.fill(&first.into_ids(keep_first), &second, truncated);
+        if !self.options.token_types {
+            tokens.token_type_ids.fill(0);
+        }
+        Ok(tokens)
     }
 
     /// The greatest token id that a text can give: it must be below the model's `vocab_size`.
@@ -191,24 +192,4 @@ impl Tokenizer {
     pub fn special_tokens(&self, pair: bool) -> usize {
         if pair { self.pair.special_tokens() } else { self.single.special_tokens() }
     }
-}
-
-fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let failed = |e: std::io::Error| match e.kind() {
-        std::io::ErrorKind::NotFound => Error::invalid(
-            "the file is missing; put the model's fast tokenizer there, as \
-             AutoTokenizer.from_pretrained(..).save_pretrained(..) writes it",
-        ),
-        _ => Error::invalid(format!("cannot be read: {e}")),
-    };
-    // Opening a pipe would wait for a writer.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(Error::invalid("not a file"));
-    }
-    let mut json = Vec::new();
-    File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut json)).map_err(failed)?;
-    if json.len() as u64 > MAX_FILE_BYTES {
-        return Err(Error::invalid(format!("larger than {} MiB, the most that is read", MAX_FILE_BYTES >> 20)));
-    }
-    Ok(json)
 }

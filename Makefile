@@ -1,0 +1,117 @@
+# `make` alone lists the targets. Nothing here needs root, a GPU, clang, cmake or Docker (but for test-container).
+
+HTTP_PORT ?= 8000
+GRPC_PORT ?= 8001
+METRICS_PORT ?= 8002
+MODEL_REPO ?=
+MODEL ?=
+TRITONSERVER ?=
+PREFIX ?= build/backends
+PYTHON ?= python3
+IMAGE ?=
+TESTS ?= tests/served
+
+PY := .venv/bin/python
+DEPS := .venv/.requirements-installed
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+LIBRARY := libtriton_rust.so
+CARGO ?= cargo
+export HTTP_PORT GRPC_PORT METRICS_PORT TRITONSERVER
+
+# Any failing line of a recipe ends it; recipes that run a server must not be run in parallel.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+heading = @printf '\n==== %s ====\n' '$(1)'
+
+.PHONY: help
+help: ## Show this list
+	@printf 'Targets:\n'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-14s %s\n", $$1, $$2 }'
+	@printf '\nVariables (make serve HTTP_PORT=9000):\n'
+	@printf '  %-14s %s\n' \
+	    HTTP_PORT     'port for HTTP on 127.0.0.1 ($(HTTP_PORT))' \
+	    GRPC_PORT     'port for gRPC on 127.0.0.1 ($(GRPC_PORT))' \
+	    METRICS_PORT  'port for metrics on 127.0.0.1 ($(METRICS_PORT))' \
+	    MODEL         'a Hugging Face directory to serve instead of the examples' \
+	    MODEL_REPO    'a Triton model repository to serve instead of the examples' \
+	    TRITONSERVER  'a tritonserver binary (default: the one in .venv)' \
+	    PREFIX        'where install lays rust/$(LIBRARY) ($(PREFIX))' \
+	    IMAGE         'the image of test-container, nvcr.io/nvidia/tritonserver:<yy.mm>-py3' \
+	    TESTS         'which served tests to run ($(TESTS))'
+
+.PHONY: deps
+deps: $(DEPS) ## Set up .venv with what building and testing needs (pinned)
+
+$(DEPS): requirements.txt
+	@command -v $(PYTHON) >/dev/null || { echo 'python3 is needed (3.10 to 3.12, with venv)' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 12) or sys.exit("Python 3.10 to 3.12 is needed, this is %d.%d: make PYTHON=python3.12" % v)'
+	@test -x $(PY) || { echo 'Creating .venv'; $(PYTHON) -m venv .venv; }
+	@echo 'Installing requirements.txt into .venv (about 170 MB to download the first time)'
+	@$(PY) -m pip install --disable-pip-version-check --progress-bar off --no-deps -r requirements.txt \
+	    | sed -n 's/^Collecting /  /p'
+	@touch $@
+
+.PHONY: build
+build: deps ## Compile the backend, release profile
+	$(CARGO) build --release --locked
+
+.PHONY: install
+install: build ## Lay PREFIX/rust/, for --backend-directory=PREFIX or /opt/tritonserver/backends
+	@install -D -m 755 $(TARGET)/release/$(LIBRARY) $(PREFIX)/rust/$(LIBRARY)
+	@echo 'Installed $(PREFIX)/rust/$(LIBRARY)'
+
+.PHONY: models
+models: deps ## Assemble the example model repository in build/model_repo
+	@$(PY) scripts/assemble_models.py --out build/model_repo
+
+# With MODEL= or MODEL_REPO= the examples are not needed.
+.PHONY: serve
+serve: install $(if $(MODEL)$(MODEL_REPO),,models) ## Serve the models on 127.0.0.1; Ctrl-C stops
+	@$(PY) scripts/serve.py --backends $(PREFIX) \
+	    $(if $(MODEL),--model '$(MODEL)',--model-repo '$(or $(MODEL_REPO),build/model_repo)')
+
+.PHONY: demo
+demo: deps ## Send a few texts to the server that `make serve` runs in another terminal
+	@$(PY) scripts/demo.py
+
+.PHONY: check
+check: deps ## Formatting, lints and documentation, warnings are errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked
+
+.PHONY: test-rust
+test-rust: deps ## The tests that need no server
+	$(CARGO) test --workspace --locked
+
+.PHONY: test-served
+test-served: install models ## The tests in the real tritonserver (TESTS=tests/served/test_errors.py)
+	@BACKENDS='$(PREFIX)' $(PY) -m pytest -q --durations=10 $(TESTS)
+
+.PHONY: test
+test: ## Everything, from a clean clone
+	$(call heading,Dependencies)
+	@$(MAKE) --no-print-directory deps
+	$(call heading,Formatting and lints)
+	@$(MAKE) --no-print-directory check
+	$(call heading,Rust tests)
+	@$(MAKE) --no-print-directory test-rust
+	$(call heading,Release build)
+	@$(MAKE) --no-print-directory install
+	$(call heading,Tests in the real tritonserver)
+	@$(MAKE) --no-print-directory test-served
+	$(call heading,All passed)
+
+# Needs Docker and the image, so it does not run in this project's CI, and has not been run there.
+.PHONY: test-container
+test-container: install models ## The served tests against IMAGE=nvcr.io/nvidia/tritonserver:<yy.mm>-py3 (needs Docker)
+	@scripts/test_container.sh '$(IMAGE)' '$(PREFIX)' '$(PY)'
+
+.PHONY: clean
+clean: ## Remove what was built (keeps .venv)
+	$(CARGO) clean
+	rm -rf build

@@ -1,0 +1,158 @@
+//! A model: loaded once, shared by its instances.
+
+use std::sync::Arc;
+
+use triton_abi::{ModelHandle, log_info, log_warn};
+
+use super::metrics::Metrics;
+use super::{Instance, labels};
+use crate::batch::PackedBatch;
+use crate::config::ModelConfig;
+use crate::config::directory::Directory;
+use crate::config::parameters::Parameters;
+use crate::config::triton::{TensorDeclaration, TritonConfig};
+use crate::engine::{Engine, Output, Slot, cpu};
+use crate::error::{Error, Result};
+use crate::head::HeadSpec;
+use crate::model::{Checkpoint, bert};
+use crate::pool::Pool;
+use crate::tokenize::{TokenizeOptions, Tokenizer};
+
+/// A loaded model.
+pub struct Model {
+    /// Its name in the repository.
+    pub name: String,
+    /// What it is.
+    pub config: ModelConfig,
+    /// Texts to tokens.
+    pub tokenizer: Tokenizer,
+    /// Its weights.
+    pub engine: Arc<dyn Engine>,
+    /// The process's threads.
+    pub pool: Arc<Pool>,
+    /// How many of them this model uses.
+    pub threads: usize,
+    /// Tokens of one pass.
+    pub max_batch_tokens: usize,
+    /// Whether shapes have a batch dimension.
+    pub batching: bool,
+    /// Whether answers may be cached: then each holds every declared output.
+    pub response_cache: bool,
+    /// The declared outputs that config.pbtxt names.
+    pub declared: Vec<String>,
+    /// Its series on the metrics port.
+    pub metrics: Metrics,
+}
+
+impl Model {
+    /// Loads the model: configuration, tokenizer, weights.
+    pub fn load(handle: &ModelHandle, threads: usize) -> triton_abi::Result<Self> {
+        let name = handle.name()?;
+        let directory = Directory::read(&handle.version_directory()?)?;
+        let mut triton = TritonConfig::parse(&handle.config_json()?)?;
+        let config = ModelConfig::resolve(&Parameters::parse(triton.parameters())?, &directory)?;
+        for warning in &config.warnings {
+            log_warn!("model '{name}': {warning}");
+        }
+        declare(handle, &name, &config, &mut triton)?;
+        let tokenizer = tokenizer(&config)?;
+        let pool = Pool::shared(threads);
+        let threads = config.threads.unwrap_or(usize::MAX).min(pool.threads());
+        let engine = engine(&directory, &config, threads, &pool)?;
+        let max_batch_tokens = config.max_batch_tokens.unwrap_or_else(|| engine.best_pass_tokens());
+        log_info!(
+            "model '{name}': {:?}; {}; texts of up to {} tokens, passes of up to {max_batch_tokens}",
+            config.head,
+            engine.describe(),
+            config.max_length
+        );
+        Ok(Self {
+            metrics: Metrics::new(&name, handle.version()?)?,
+            batching: triton.max_batch_size() > 0,
+            response_cache: triton.response_cache(),
+            declared: triton.output_names(),
+            name,
+            tokenizer,
+            engine,
+            pool,
+            threads,
+            max_batch_tokens,
+            config,
+        })
+    }
+
+    /// An error of one request, with the model's name before it.
+    pub fn explain(&self, error: triton_abi::Error) -> triton_abi::Error {
+        error.context(format!("model '{}'", self.name))
+    }
+
+    /// A new instance, warm: it has run one short pass, so that READY means ready.
+    pub fn instance(&self) -> Result<Instance> {
+        let mut instance = Instance { runner: self.engine.runner()?, batch: PackedBatch::new() };
+        let tokens = self.tokenizer.encode("warm-up", self.config.inputs.get(1).map(|_| "warm-up"))?;
+        instance.batch.push(&tokens.input_ids, &tokens.token_type_ids);
+        let value = self.config.head.main_value();
+        let mut row = vec![0.0; self.config.head.width(value, &self.config.spec)];
+        let slot = Output { sequence: 0, value, slot: Slot::Host(&mut row) };
+        instance.runner.run(&instance.batch, &mut [slot]).map_err(|e| e.within("the first pass"))?;
+        Ok(instance)
+    }
+}
+
+/// Completes the server's configuration where it lets us, and checks it.
+fn declare(
+    handle: &ModelHandle,
+    name: &str,
+    config: &ModelConfig,
+    triton: &mut TritonConfig,
+) -> triton_abi::Result<()> {
+    let outputs: Vec<TensorDeclaration> = config.outputs.iter().map(|(_, tensor)| tensor.clone()).collect();
+    if handle.is_auto_complete()? {
+        triton.auto_complete(&config.inputs, &outputs);
+        if matches!(config.head, HeadSpec::Classify { .. })
+            && let Err(why) = labels::declare(config, triton, &handle.repository()?)
+        {
+            log_warn!("model '{name}': no labels.txt for the classification extension: {why}");
+        }
+        handle.set_config_json(&triton.to_text())?;
+    }
+    Ok(triton.validate(&config.inputs, &outputs)?)
+}
+
+fn tokenizer(config: &ModelConfig) -> Result<Tokenizer> {
+    let options = TokenizeOptions {
+        max_length: config.max_length,
+        truncation: config.truncation,
+        token_types: config.tokenizer.token_types,
+    };
+    let tokenizer = Tokenizer::from_json(&config.tokenizer.json, options)?;
+    let (ids, types) = (config.spec.vocab_size, config.spec.type_vocab_size);
+    if tokenizer.max_token_id() as usize >= ids {
+        return Err(Error::invalid(format!(
+            "tokenizer.json: has ids up to {}, config.json a vocab_size of {ids}",
+            tokenizer.max_token_id()
+        )));
+    }
+    let pair = config.inputs.len() > 1;
+    if config.tokenizer.token_types && tokenizer.max_token_type_id(pair) as usize >= types {
+        return Err(Error::invalid(format!(
+            "tokenizer.json: has more segments than config.json's type_vocab_size {types}"
+        )));
+    }
+    if tokenizer.special_tokens(pair) >= config.max_length {
+        return Err(Error::invalid(format!(
+            "parameter 'max_length' is {}; it must be above {}, the special tokens",
+            config.max_length,
+            tokenizer.special_tokens(pair)
+        )));
+    }
+    Ok(tokenizer)
+}
+
+/// Loads the weights; the checkpoint is unmapped when they are packed.
+fn engine(directory: &Directory, config: &ModelConfig, threads: usize, pool: &Arc<Pool>) -> Result<Arc<dyn Engine>> {
+    let checkpoint = Checkpoint::open(&directory.encoder)?;
+    let weights = bert::weights(&checkpoint, &config.spec, &config.head)?;
+    let options = cpu::CpuOptions { dtype: config.dtype, threads };
+    cpu::load(&config.spec, &config.head, &weights, options, Arc::clone(pool))
+}

@@ -1,0 +1,205 @@
+//! From config.pbtxt and the model's own files to one typed description of the model.
+
+pub mod directory;
+pub mod parameters;
+pub mod tokenizer;
+pub mod triton;
+
+#[cfg(test)]
+mod tests;
+
+use serde_json::Value as Json;
+
+use crate::engine::Dtype;
+use crate::error::{Error, Result};
+use crate::head::{HeadSpec, Pooling};
+use crate::model::{EncoderSpec, bert};
+use crate::tokenize::Truncation;
+use directory::Directory;
+use parameters::{Parameters, Task};
+use tokenizer::TokenizerFile;
+use triton::TensorDeclaration;
+
+/// A model, described.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// The encoder's dimensions.
+    pub spec: EncoderSpec,
+    /// The head.
+    pub head: HeadSpec,
+    /// Class names, `[num_labels]`; empty for an embed head.
+    pub labels: Vec<String>,
+    /// Tokens of one text (or pair) with the special ones.
+    pub max_length: usize,
+    /// What happens to a longer text.
+    pub truncation: Truncation,
+    /// Precision that the user asked for.
+    pub dtype: Dtype,
+    /// Tokens of one pass, where the user fixed it.
+    pub max_batch_tokens: Option<usize>,
+    /// The model's share of the thread pool, where the user capped it.
+    pub threads: Option<usize>,
+    /// The inputs, in the order [TEXT, TEXT_PAIR].
+    pub inputs: Vec<TensorDeclaration>,
+    /// The outputs, each with what it holds.
+    pub outputs: Vec<(OutputKind, TensorDeclaration)>,
+    /// tokenizer.json, as the reference loads it.
+    pub tokenizer: TokenizerFile,
+    /// What deserves a WARN at load.
+    pub warnings: Vec<String>,
+}
+
+/// What an output holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputKind {
+    /// FP32 `[hidden_size]`.
+    Embedding,
+    /// FP32 `[num_labels]`.
+    Logits,
+    /// FP32 `[num_labels]`.
+    Probabilities,
+    /// BYTES `[1]`: the name of the most probable class.
+    Label,
+    /// FP32 `[1]`: its probability.
+    Score,
+    /// INT32 `[1]`: tokens after truncation.
+    TokenCount,
+}
+
+impl ModelConfig {
+    /// Resolves the parameters of config.pbtxt against the model's files: the user's word first, then the files'.
+    ///
+    /// # Errors
+    /// `Invalid` or `Unsupported`, naming the parameter or the file and what is allowed.
+    pub fn resolve(parameters: &Parameters, directory: &Directory) -> Result<Self> {
+        let spec = spec(&directory.config)?;
+        let task = match parameters.task {
+            Some(task) => task,
+            None => directory.task()?,
+        };
+        let (head, labels) = match task {
+            Task::Embed => (embed_head(parameters, directory), Vec::new()),
+            Task::Classify => classify_head(parameters, directory)?,
+        };
+        let mut warnings = Vec::new();
+        let model_type = directory.config["model_type"].as_str().unwrap_or("");
+        let tokenizer = TokenizerFile::read(&directory.encoder, directory.sentence.is_some(), model_type)?;
+        Ok(Self {
+            max_length: max_length(parameters, directory, &spec, &mut warnings)?,
+            truncation: parameters.truncation.unwrap_or(tokenizer.truncation),
+            dtype: parameters.dtype.unwrap_or(Dtype::Auto),
+            max_batch_tokens: parameters.max_batch_tokens,
+            threads: parameters.intra_op_thread_count,
+            inputs: inputs(parameters)?,
+            outputs: outputs(parameters, &head, &spec)?,
+            spec,
+            head,
+            labels,
+            tokenizer,
+            warnings,
+        })
+    }
+}
+
+/// The encoder's dimensions, by the family that `model_type` names.
+fn spec(config: &Json) -> Result<EncoderSpec> {
+    match config["model_type"].as_str() {
+        Some("bert") => bert::spec(config),
+        Some(other) => Err(Error::unsupported(format!(
+            "config.json: model_type '{other}' is not available in this version; available: bert"
+        ))),
+        None => Err(Error::invalid("config.json: 'model_type' is missing; available: bert")),
+    }
+}
+
+/// A directory without modules.json is pooled by the mean and not normalized, as sentence-transformers does.
+fn embed_head(parameters: &Parameters, directory: &Directory) -> HeadSpec {
+    HeadSpec::Embed {
+        pooling: parameters.pooling.or(directory.sentence.map(|s| s.pooling)).unwrap_or(Pooling::Mean),
+        normalize: parameters.normalize.or(directory.sentence.map(|s| s.normalize)).unwrap_or(false),
+    }
+}
+
+fn classify_head(parameters: &Parameters, directory: &Directory) -> Result<(HeadSpec, Vec<String>)> {
+    for (key, given) in [("pooling", parameters.pooling.is_some()), ("normalize", parameters.normalize.is_some())] {
+        if given {
+            return Err(Error::invalid(format!("parameter '{key}' has no meaning for task 'classify'; remove it")));
+        }
+    }
+    let labels = directory.labels()?;
+    let head = HeadSpec::Classify { num_labels: labels.len(), activation: directory.activation(labels.len())? };
+    Ok((head, labels))
+}
+
+/// The user's `max_length`, else the files', and never beyond the position table.
+fn max_length(
+    parameters: &Parameters,
+    directory: &Directory,
+    spec: &EncoderSpec,
+    warnings: &mut Vec<String>,
+) -> Result<usize> {
+    let positions = spec.max_position_embeddings;
+    if let Some(tokens) = parameters.max_length {
+        if tokens > positions {
+            return Err(Error::invalid(format!(
+                "parameter 'max_length' is {tokens}; allowed: 3 to {positions} (config.json, max_position_embeddings)"
+            )));
+        }
+        return Ok(tokens);
+    }
+    let tokens = directory.max_length.unwrap_or(positions);
+    if tokens > positions {
+        warnings.push(format!(
+            "the model's files ask for {tokens} tokens, config.json has {positions} positions: texts are cut at {positions}"
+        ));
+    }
+    Ok(tokens.min(positions))
+}
+
+fn inputs(parameters: &Parameters) -> Result<Vec<TensorDeclaration>> {
+    let names: &[&str] = if parameters.text_pair { &["TEXT", "TEXT_PAIR"] } else { &["TEXT"] };
+    let renamed = rename("input_names", &parameters.input_names, names)?;
+    Ok(renamed.into_iter().map(|name| TensorDeclaration { name, data_type: "TYPE_STRING", dims: vec![1] }).collect())
+}
+
+fn outputs(
+    parameters: &Parameters,
+    head: &HeadSpec,
+    spec: &EncoderSpec,
+) -> Result<Vec<(OutputKind, TensorDeclaration)>> {
+    use OutputKind::{Embedding, Label, Logits, Probabilities, Score, TokenCount};
+    let table: Vec<(OutputKind, &str, &'static str, usize)> = match *head {
+        HeadSpec::Embed { .. } => {
+            vec![(Embedding, "EMBEDDING", "TYPE_FP32", spec.hidden_size), (TokenCount, "TOKEN_COUNT", "TYPE_INT32", 1)]
+        }
+        HeadSpec::Classify { num_labels, .. } => vec![
+            (Logits, "LOGITS", "TYPE_FP32", num_labels),
+            (Probabilities, "PROBABILITIES", "TYPE_FP32", num_labels),
+            (Label, "LABEL", "TYPE_STRING", 1),
+            (Score, "SCORE", "TYPE_FP32", 1),
+            (TokenCount, "TOKEN_COUNT", "TYPE_INT32", 1),
+        ],
+    };
+    let names: Vec<&str> = table.iter().map(|row| row.1).collect();
+    let renamed = rename("output_names", &parameters.output_names, &names)?;
+    let declared = table.into_iter().zip(renamed);
+    Ok(declared
+        .map(|((kind, _, data_type, width), name)| {
+            (kind, TensorDeclaration { name, data_type, dims: vec![width as i64] })
+        })
+        .collect())
+}
+
+/// Our tensor names under the user's renaming.
+fn rename(key: &str, renames: &std::collections::BTreeMap<String, String>, names: &[&str]) -> Result<Vec<String>> {
+    let fail = |why: String| Error::invalid(format!("parameter '{key}': {why}"));
+    if let Some(ours) = renames.keys().find(|ours| !names.contains(&ours.as_str())) {
+        return Err(fail(format!("the model has no '{ours}'; it has {}", names.join(", "))));
+    }
+    let renamed: Vec<String> =
+        names.iter().map(|&ours| renames.get(ours).cloned().unwrap_or_else(|| ours.to_owned())).collect();
+    match renamed.iter().enumerate().find(|(i, name)| renamed[..*i].contains(name)) {
+        Some((_, twice)) => Err(fail(format!("two tensors would be named '{twice}'"))),
+        None => Ok(renamed),
+    }
+}

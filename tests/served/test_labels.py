@@ -1,0 +1,66 @@
+"""Triton's classification extension: class_count, with the labels of labels.txt."""
+
+import numpy as np
+import pytest
+
+from harness import as_bytes
+from reference import reference
+
+LABELS = ["contradiction", "entailment", "neutral"]
+
+
+def classes(rows):
+    """b"0.5:1:name" -> (0.5, 1, "name")."""
+    parts = [value.decode().split(":", 2) for value in np.ravel(rows)]
+    return [(float(part[0]), int(part[1]), part[2] if len(part) > 2 else None) for part in parts]
+
+
+@pytest.fixture(scope="module")
+def server(serve, new_repository):
+    models = new_repository()
+    models.add("plain", "classify_three", {"dtype": "fp32"})
+    models.add("many", "classify_multi_label")
+    models.add("own", "classify_three", text='output [{ name: "LOGITS" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "mine.txt" }]')
+    (models.path / "own" / "mine.txt").write_text("no\nyes\nperhaps\n")
+    models.add("kept", "classify_three")
+    (models.path / "kept" / "labels.txt").write_text("x\ny\nz\n")
+    return serve(models)
+
+
+@pytest.mark.parametrize("output", ["LOGITS", "PROBABILITIES"])
+def test_the_best_classes_come_with_their_labels(server, protocol, output):
+    question = ["The cat sat on the mat."]
+    raw = server.infer("plain", question, [output])[output][0]
+    best = np.argsort(-raw)
+    for count in (1, 2, 3):
+        answer = server.infer("plain", question, [output], protocol=protocol, class_count=count)[output]
+        assert answer.shape == (1, count)
+        got = classes(answer)
+        assert [index for _, index, _ in got] == best[:count].tolist()
+        assert [label for _, _, label in got] == [LABELS[i] for i in best[:count]]
+        np.testing.assert_allclose([value for value, _, _ in got], raw[best[:count]], atol=1e-5)
+
+
+def test_every_row_of_a_request_gets_its_classes(server, protocol):
+    rows = reference("classify_three").inputs()["TEXT"][:20]
+    logits = server.infer("plain", rows, ["LOGITS"])["LOGITS"]
+    answer = server.infer("plain", rows, ["LOGITS"], protocol=protocol, class_count=1)["LOGITS"]
+    assert answer.shape == (20, 1)
+    assert [index for _, index, _ in classes(answer)] == logits.argmax(axis=1).tolist()
+
+
+def test_labels_that_are_not_ascii(server):
+    answer = server.infer("many", ["hello"], ["PROBABILITIES"], class_count=4)["PROBABILITIES"]
+    assert {label for _, _, label in classes(answer)} == {"toxic", "spam", "off topic", "sök & ✓"}
+
+
+def test_the_users_label_file_is_used(server):
+    answer = server.infer("own", ["hello"], ["LOGITS"], class_count=3)["LOGITS"]
+    assert {label for _, _, label in classes(answer)} == {"no", "yes", "perhaps"}
+
+
+def test_a_labels_txt_of_the_user_is_not_overwritten(server):
+    path = next(iter(server.config("kept")["output"]))
+    assert path["name"]
+    answer = server.infer("kept", {"TEXT": as_bytes("hello")}, ["LABEL"])["LABEL"]
+    assert answer.item().decode() in LABELS

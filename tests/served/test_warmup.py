@@ -1,0 +1,71 @@
+"""Triton's own warm-up, and what the statistics show."""
+
+import struct
+
+import pytest
+
+from harness import concurrently
+
+SAMPLE = """model_warmup [{ name: "%s" batch_size: %d count: %d
+  inputs { key: "TEXT" value { data_type: TYPE_STRING dims: [ 1 ] %s } } }]"""
+
+
+@pytest.fixture(scope="module")
+def server(serve, new_repository):
+    models = new_repository()
+    models.add("zero", "embed_mean", text=SAMPLE % ("zero", 4, 3, "zero_data: true"))
+    models.add("random", "embed_mean", text=SAMPLE % ("random", 1, 1, "random_data: true"))
+    models.add("file", "embed_mean", text=SAMPLE % ("file", 1, 2, 'input_data_file: "texts"'))
+    sample = "a sentence to warm up with".encode()
+    (models.path / "file" / "warmup").mkdir()
+    (models.path / "file" / "warmup" / "texts").write_bytes(struct.pack("<I", len(sample)) + sample)
+    models.add("bad_file", "embed_mean", text=SAMPLE % ("bad", 1, 1, 'input_data_file: "texts"'))
+    (models.path / "bad_file" / "warmup").mkdir()
+    (models.path / "bad_file" / "warmup" / "texts").write_bytes(struct.pack("<I", 2) + b"\xff\xfe")
+    models.add("none", "embed_mean")
+    waits = "dynamic_batching { preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 2000000 }"
+    models.add("batches", "embed_mean", text=f"instance_group [{{ count: 1 kind: KIND_CPU }}]\n{waits}")
+    return serve(models)
+
+
+@pytest.mark.parametrize("name", ["zero", "random", "file"])
+def test_warm_up_samples_run_and_the_model_serves(server, name, protocol):
+    assert server.index()[name] == ("READY", "")
+    assert server.infer(name, ["hello"], protocol=protocol)["EMBEDDING"].shape == (1, 64)
+
+
+def test_a_sample_that_fails_fails_its_model_alone(server):
+    state, reason = server.index()["bad_file"]
+    assert state == "UNAVAILABLE" and "UTF-8" in reason, reason
+
+
+def test_warm_up_is_not_counted_as_requests(server):
+    """Also our own, which every instance does at load."""
+    assert server.statistics("none")["inference_count"] == 0
+
+
+def test_statistics_count_requests_rows_and_batches(server):
+    answers = concurrently(lambda i: server.infer("batches", [f"text {i}", "and another"]), range(3))
+    assert not [answer for answer in answers if isinstance(answer, Exception)]
+    statistics = server.statistics("batches")
+    assert statistics["inference_count"] == 6
+    assert statistics["execution_count"] == 1
+    assert statistics["last_inference"] > 0
+    assert server.batch_sizes("batches") == {6: 1}
+    totals = statistics["inference_stats"]
+    assert totals["success"]["count"] == 3 and totals["fail"]["count"] == 0
+    for phase in ("compute_input", "compute_infer", "compute_output"):
+        assert totals[phase]["count"] == 3
+    assert totals["compute_infer"]["ns"] > 0
+    parts = sum(totals[phase]["ns"] for phase in ("queue", "compute_input", "compute_infer", "compute_output"))
+    assert parts <= totals["success"]["ns"]
+
+
+def test_statistics_count_failures(server):
+    before = server.statistics("none")["inference_stats"]
+    with pytest.raises(Exception, match="UTF-8"):
+        server.infer("none", [b"\xff"])
+    server.infer("none", ["good"])
+    after = server.statistics("none")["inference_stats"]
+    assert after["fail"]["count"] == before["fail"]["count"] + 1
+    assert after["success"]["count"] == before["success"]["count"] + 1
