@@ -43,6 +43,7 @@ REFUSED = {
     "task_fill_mask": ("embed_bare_legacy", {"task": "fill_mask"}, ["task", "fill_mask"]),
     "engine_cuda": ("embed_mean", {"engine": "cuda"}, ["engine", "cuda"]),
     "engine_onnx": ("embed_mean", {"engine": "onnx"}, ["engine", "onnx"]),
+    "dtype_bf16": ("embed_mean", {"dtype": "bf16"}, ["dtype", "bf16"]),
     "dtype_int8": ("embed_mean", {"dtype": "int8"}, ["dtype", "int8"]),
     "dtype_fp8": ("embed_mean", {"dtype": "fp8"}, ["dtype", "fp8"]),
 }
