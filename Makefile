@@ -82,7 +82,7 @@ demo: deps ## Send a few texts to the server that `make serve` runs in another t
 check: deps ## Formatting, lints and documentation, warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items --locked
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' $(CARGO) doc --workspace --no-deps --document-private-items --locked
 
 .PHONY: test-rust
 test-rust: deps ## The tests that need no server
