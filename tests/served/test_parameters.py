@@ -58,6 +58,7 @@ ACCEPTED = {
     "not_normalized": ("embed_mean_normalize", {"normalize": "false"}),
     "short": ("embed_mean", {"max_length": "8"}),
     "short_left": ("embed_mean", {"max_length": "8", "truncation": "left"}),
+    "strict": ("embed_mean", {"max_length": "3", "truncation": "error"}),
     "longest": ("embed_mean", {"max_length": "128"}),
     "one_token_passes": ("embed_mean", {"max_batch_tokens": "1"}),
     "one_thread": ("embed_mean", {"intra_op_thread_count": "1"}),
