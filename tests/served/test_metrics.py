@@ -4,7 +4,7 @@ import http.client
 
 import pytest
 
-from harness import concurrently
+from harness import concurrently, until
 
 COUNTERS = [
     "rust_texts_total",
@@ -82,8 +82,6 @@ def test_unloading_takes_the_series_away(serve, new_repository):
         assert server.metric("rust_texts_total", model=name) == 1
     status, _ = server.request("POST", "/v2/repository/models/leaves/unload", {})
     assert status == 200
-    import harness
-
-    assert harness.until(lambda: server.metric("rust_texts_total", model="leaves") is None)
+    assert until(lambda: server.metric("rust_texts_total", model="leaves") is None)
     assert server.metric("rust_texts_total", model="stays") == 1
     server.stop()

@@ -24,8 +24,9 @@ def server(serve, new_repository):
     (models.path / "file" / "warmup").mkdir()
     (models.path / "file" / "warmup" / "texts").write_bytes(struct.pack("<I", len(sample)) + sample)
     models.add("none", "embed_mean")
-    waits = "dynamic_batching { preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 2000000 }"
-    models.add("batches", "embed_mean", text=f"max_batch_size: 64\ninstance_group [{{ count: 1 kind: KIND_CPU }}]\n{waits}")
+    one = "instance_group [{ count: 1 kind: KIND_CPU }]"
+    waits = "dynamic_batching { preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 4000000 }"
+    models.add("batches", "embed_mean", text=f"max_batch_size: 64\n{one}\n{waits}")
     return serve(models)
 
 
