@@ -1,11 +1,11 @@
 """Writes a Hugging Face BERT directory as ONNX, without PyTorch: ids in, mean-pooled normalized embedding out.
 
-Three files, for the rivals of the served benchmark:
-  plain.onnx    the operators of ONNX itself (opset 20): for OpenVINO, which finds its own fusions
-  fused.onnx    the operators that ONNX Runtime's transformers optimizer would fuse a BERT into
-                (EmbedLayerNormalization, Attention, SkipLayerNormalization, BiasGelu), written directly
-  int8.onnx     fused.onnx after onnxruntime.quantization.quantize_dynamic: weights per output channel
-and padded.onnx, which is fused.onnx with an attention mask. The others take texts without padding only.
+For the rivals of the served benchmark:
+  plain.onnx         the operators of ONNX itself (opset 20): for OpenVINO, which finds its own fusions
+  fused.onnx         the operators that ONNX Runtime's transformers optimizer would fuse a BERT into
+                     (EmbedLayerNormalization, Attention, SkipLayerNormalization, BiasGelu), written directly
+  int8.onnx          fused.onnx after onnxruntime.quantization.quantize_dynamic: weights per output channel
+  plain_masked.onnx, fused_masked.onnx   the same with an attention mask; the others take texts without padding only
 """
 
 import json
@@ -69,6 +69,9 @@ class Bert:
     def constant(self, graph, name, array=None):
         return graph.constant(name, self.weights[name] if array is None else array)
 
+    def scalar(self, graph, name, value):
+        return graph.constant(name, np.array(value, np.float32))
+
     def norm(self, graph, name):
         return self.constant(graph, f"{name}.LayerNorm.weight"), self.constant(graph, f"{name}.LayerNorm.bias")
 
@@ -79,6 +82,14 @@ class Bert:
     def linear(self, graph, x, name):
         return graph.add("Add", self.matmul(graph, x, name), self.constant(graph, f"{name}.bias"))
 
+    def words(self, graph):
+        return self.constant(graph, "embeddings.word_embeddings.weight")
+
+    def positions(self, graph):
+        """The table of positions, with the row of segment 0 added: no segment ids are needed."""
+        segment = self.weights["embeddings.token_type_embeddings.weight"][0]
+        return self.constant(graph, "positions", self.weights["embeddings.position_embeddings.weight"] + segment)
+
     def layers(self):
         return [f"encoder.layer.{i}" for i in range(self.config["num_hidden_layers"])]
 
@@ -88,15 +99,9 @@ class Bert:
 
     def fused(self, graph, ids, mask):
         """[batch, length] int32 -> [batch, length, hidden] in ONNX Runtime's operators; mask "" or int32."""
-        table = [self.constant(graph, f"embeddings.{kind}_embeddings.weight") for kind in ("word", "position")]
-        # Segment 0 everywhere: its row goes into the table of positions, and no segment ids are needed.
-        segment = self.weights["embeddings.token_type_embeddings.weight"][0]
-        positions = self.weights["embeddings.position_embeddings.weight"] + segment
-        table[1] = self.constant(graph, "positions_and_segment", positions)
-        x = graph.microsoft(
-            "EmbedLayerNormalization", ids, "", table[0], table[1], "", *self.norm(graph, "embeddings"),
-            outputs=2, epsilon=self.eps,
-        )  # fmt: skip
+        tables = [self.words(graph), self.positions(graph)]
+        inputs = [ids, "", *tables, "", *self.norm(graph, "embeddings")]
+        x = graph.microsoft("EmbedLayerNormalization", *inputs, outputs=2, epsilon=self.eps)
         for layer in self.layers():
             weight = self.constant(graph, f"{layer}.qkv.weight", self.qkv(layer, "weight"))
             bias = self.constant(graph, f"{layer}.qkv.bias", self.qkv(layer, "bias"))
@@ -114,16 +119,15 @@ class Bert:
         inputs = [projected, residual, *self.norm(graph, name), bias]
         return graph.microsoft("SkipLayerNormalization", *inputs, epsilon=self.eps)
 
-    def plain(self, graph, ids):
-        """[batch, length] int32 -> [batch, length, hidden] in the operators of ONNX."""
-        words = graph.add("Gather", self.constant(graph, "embeddings.word_embeddings.weight"), ids)
+    def plain(self, graph, ids, mask):
+        """[batch, length] int32 -> [batch, length, hidden] in the operators of ONNX; mask "" or int32."""
+        words = graph.add("Gather", self.words(graph), ids)
         length = graph.add("Shape", ids, start=1, end=2)
-        positions = self.weights["embeddings.position_embeddings.weight"]
-        positions = self.constant(graph, "positions", positions + self.weights["embeddings.token_type_embeddings.weight"][0])
-        positions = graph.add("Slice", positions, graph.integers(0), length, graph.integers(0))
+        positions = graph.add("Slice", self.positions(graph), graph.integers(0), length, graph.integers(0))
+        bias = self.mask_bias(graph, mask) if mask else ""
         x = self.layer_norm(graph, graph.add("Add", words, positions), "embeddings")
         for layer in self.layers():
-            attended = self.attention(graph, x, layer)
+            attended = self.attention(graph, x, layer, bias)
             output = self.linear(graph, attended, f"{layer}.attention.output.dense")
             x = self.layer_norm(graph, graph.add("Add", output, x), f"{layer}.attention.output")
             inner = graph.add("Gelu", self.linear(graph, x, f"{layer}.intermediate.dense"))
@@ -134,7 +138,14 @@ class Bert:
     def layer_norm(self, graph, x, name):
         return graph.add("LayerNormalization", x, *self.norm(graph, name), axis=-1, epsilon=self.eps)
 
-    def attention(self, graph, x, layer):
+    def mask_bias(self, graph, mask):
+        """0 for a token, -10000 for padding: [batch, 1, 1, length]."""
+        tokens = graph.add("Cast", mask, to=TensorProto.FLOAT)
+        padding = graph.add("Sub", self.scalar(graph, "one", 1.0), tokens)
+        bias = graph.add("Mul", padding, self.scalar(graph, "minus", -1e4))
+        return graph.add("Unsqueeze", bias, graph.integers(1, 2))
+
+    def attention(self, graph, x, layer, bias):
         size = self.hidden // self.heads
 
         def split(which, order):
@@ -143,8 +154,9 @@ class Bert:
             return graph.add("Transpose", parts, perm=order)
 
         query, value = split("query", [0, 2, 1, 3]), split("value", [0, 2, 1, 3])
-        scale = self.constant(graph, "scale", np.array(size**-0.5, np.float32))
+        scale = self.scalar(graph, "scale", size**-0.5)
         scores = graph.add("Mul", graph.add("MatMul", query, split("key", [0, 2, 3, 1])), scale)
+        scores = graph.add("Add", scores, bias) if bias else scores
         context = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), value)
         context = graph.add("Transpose", context, perm=[0, 2, 1, 3])
         return graph.add("Reshape", context, graph.integers(0, 0, self.hidden))
@@ -165,7 +177,7 @@ def save(path, bert, fused, masked=False):
     graph = Graph()
     names = ["input_ids", "attention_mask"] if masked else ["input_ids"]
     mask = "attention_mask" if masked else ""
-    x = bert.fused(graph, "input_ids", mask) if fused else bert.plain(graph, "input_ids")
+    x = (bert.fused if fused else bert.plain)(graph, "input_ids", mask)
     pooled = pool(graph, x, mask)
     graph.nodes.append(helper.make_node("Identity", [pooled], ["embedding"]))
     model = helper.make_model(
@@ -196,11 +208,11 @@ def quantize(source, target):
 
 
 def write(directory, out):
-    """Writes the four files of the BERT in `directory` into `out`."""
+    """Writes the five files of the BERT in `directory` into `out`."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     bert = Bert(directory)
-    save(out / "plain.onnx", bert, fused=False)
-    save(out / "fused.onnx", bert, fused=True)
-    save(out / "padded.onnx", bert, fused=True, masked=True)
+    for name, fused in (("plain", False), ("fused", True)):
+        save(out / f"{name}.onnx", bert, fused)
+        save(out / f"{name}_masked.onnx", bert, fused, masked=True)
     quantize(out / "fused.onnx", out / "int8.onnx")
