@@ -28,7 +28,8 @@ def panel(title, bars, top):
         width = max(bar.value / most * (WIDTH - NAMES - RIGHT), 1)
         weight = "bold" if bar.ours else "normal"
         out.append(text(NAMES - 10, y + BAR - 6, bar.name, 12, anchor="end", weight=weight))
-        out.append(f'<rect x="{NAMES}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{OURS if bar.ours else RIVAL}"/>')
+        color = OURS if bar.ours else RIVAL
+        out.append(f'<rect x="{NAMES}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{color}"/>')
         out.append(text(f"{NAMES + width + 6:.1f}", y + BAR - 6, bar.label, 12, weight=weight))
         y += BAR + GAP
     return out, y + 14

@@ -36,8 +36,8 @@ def load_tokenizer(model):
 
 
 def sentiment_sentences():
-    lines = [line for name in ("train", "heldout") for line in (SENTENCES / f"{name}.tsv").read_text("utf-8").splitlines()]
-    return [line.split("\t", 1)[1] for line in lines]
+    text = "".join((SENTENCES / f"{name}.tsv").read_text("utf-8") for name in ("train", "heldout"))
+    return [line.split("\t", 1)[1] for line in text.splitlines()]
 
 
 def docstrings(package):

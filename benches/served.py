@@ -45,7 +45,7 @@ def parse_arguments():
     parser.add_argument("--backends", type=Path, default=ROOT / "build" / "backends", help=f"holds rust/{LIBRARY}")
     parser.add_argument("--load", type=Path, default=ROOT / "target" / "release" / "load", help="the load generator")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.5, help="measured for each contestant, row and round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measured for each contestant, row and round")
     parser.add_argument("--warmup", type=float, default=0.5, help="seconds of load before each of them")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these contestants", default=[])
     parser.add_argument("--rows", nargs="+", metavar="TITLE", help="these rows, as in 'mixed c=32'", default=[])
@@ -98,7 +98,7 @@ def reference_answers():
     return [named[said["rows"][i]] for i in whole], embeddings[whole]
 
 
-def embed_all(server, model, texts, rows=8):
+def embed_all(server, model, texts, rows=4):
     return np.concatenate([server.embed(model, texts[i : i + rows]) for i in range(0, len(texts), rows)])
 
 
@@ -111,11 +111,11 @@ def check(server, contestants, count):
     """Who answers as the reference does. Returns those, name -> why not, and name -> least cosine to fp32."""
     texts, expected = reference_answers()
     natural = texts_of("mixed")[:count]
-    fp32 = embed_all(server, "onnx_fp32", natural) if "onnx_fp32" not in server.failed else None
+    fp32 = embed_all(server, "onnx_fp32", natural) if "onnx_fp32" in server.ready else None
     good, excluded, cosines = [], {}, {}
     for contestant in contestants:
-        if contestant.name in server.failed:
-            excluded[contestant.name] = server.failed[contestant.name]
+        if contestant.name not in server.ready:
+            excluded[contestant.name] = server.failed.get(contestant.name, "it is not in the repository")
         else:
             try:
                 found = least_cosine(embed_all(server, contestant.name, texts), expected)
@@ -142,7 +142,7 @@ def load(args, server, contestant, row, seconds, warmup, start):
     """One run of the load generator, as a dict of what it measured."""
     command = [args.load, "--address", server.address, "--model", contestant.name]
     command += ["--texts", WORK / "corpus" / f"{row.texts}.txt", "--connections", row.connections]
-    command += ["--warmup", warmup, "--seconds", seconds, "--start", start]
+    command += ["--warmup", warmup, "--seconds", seconds, "--start", start, "--least", 8 * row.connections]
     command += ["--pids", ",".join(map(str, server.pids()))]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     if done.returncode:

@@ -38,7 +38,8 @@ def lay_backends(path, binary, rust):
     if not stub.is_dir():
         raise SystemExit(f"the server's wheel has no Python backend for Python {stub.name}")
     shutil.rmtree(path, ignore_errors=True)
-    for target, sources in (("rust", [rust / "rust" / LIBRARY]), ("python", [*(wheel / "backends" / "python").iterdir(), *stub.iterdir()])):
+    python = [*(wheel / "backends" / "python").iterdir(), *stub.iterdir()]
+    for target, sources in (("rust", [rust / "rust" / LIBRARY]), ("python", python)):
         (path / target).mkdir(parents=True)
         for source in sources:
             if source.is_file():
@@ -48,8 +49,9 @@ def lay_backends(path, binary, rust):
 def environment(binary):
     """What the stub, which embeds Python, needs to be this interpreter with these packages."""
     libdir = Path(sysconfig.get_config_var("LIBDIR"))
-    if not (libdir / f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0").exists():
-        raise SystemExit(f"{sys.base_prefix} has no shared libpython, which the Python backend needs: try another PYTHON=")
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    if not (libdir / name).exists():
+        raise SystemExit(f"there is no {name} in {libdir}, and the Python backend needs it: try another PYTHON=")
     libraries = binary.parents[3] / "nvidia_pytriton.libs"
     return os.environ | {
         "RIVALS_PACKAGES": sysconfig.get_paths()["purelib"],
@@ -58,7 +60,7 @@ def environment(binary):
 
 
 class Server:
-    """Starts with every model loaded; those that failed are in `failed`, with the reason."""
+    """Starts with every model; `ready` are those that loaded, `failed` the others with the reason."""
 
     def __init__(self, work, repository, rust):
         self.log = work / "server.log"
@@ -69,10 +71,12 @@ class Server:
         self.process = tritonserver.start(arguments, self.log, environment(binary))
         try:
             self._wait()
+            models = self.json("POST", "/v2/repository/index", b"{}")
+            self.ready = {entry["name"] for entry in models if entry.get("state") == "READY"}
             self.failed = {
-                entry["name"]: entry.get("reason", "no reason given")
-                for entry in self.json("POST", "/v2/repository/index", b"{}")
-                if entry.get("state") != "READY"
+                entry["name"]: entry.get("reason") or "no reason given"
+                for entry in models
+                if entry["name"] not in self.ready
             }
             self.version = self.json("GET", "/v2")["version"]
         except BaseException:

@@ -6,7 +6,9 @@
 //!
 //! `load --address 127.0.0.1:8000 --model NAME --texts FILE --connections N --warmup S --seconds S` prints one line of
 //! JSON. FILE holds a text a line. `--start K` begins with text K, `--pids A,B` adds up what CPU these processes used
-//! in the measured window, `--answer BYTES` is the size of the output tensor that every answer must have.
+//! in the measured window, `--answer BYTES` is the size of the output tensor that every answer must have. The window is
+//! longer, up to four times, where `--least N` answers have not come by its end: a server that answers 32 requests at
+//! once, twice a second, would otherwise be measured in steps.
 
 #![warn(missing_docs)]
 
@@ -32,6 +34,7 @@ struct Options {
     seconds: Duration,
     start: usize,
     answer: usize,
+    least: usize,
     pids: Vec<u32>,
 }
 
@@ -49,6 +52,7 @@ impl Options {
                 "--seconds" => options.seconds = Duration::try_from_secs_f64(value.parse()?)?,
                 "--start" => options.start = value.parse()?,
                 "--answer" => options.answer = value.parse()?,
+                "--least" => options.least = value.parse()?,
                 "--pids" => options.pids = value.split(',').map(str::parse).collect::<std::result::Result<_, _>>()?,
                 _ => return Err(format!("unknown option {name}").into()),
             }
@@ -194,6 +198,7 @@ fn run(options: &Options) -> Result<String> {
     let connections =
         (0..options.connections).map(|_| Connection::open(&options.address)).collect::<Result<Vec<_>>>()?;
     let (next, stop) = (AtomicUsize::new(options.start), AtomicBool::new(false));
+    let answered = AtomicUsize::new(0);
 
     let one = |mut connection: Connection| -> Result<Vec<Answer>> {
         let mut answers = Vec::with_capacity(1 << 14);
@@ -203,6 +208,7 @@ fn run(options: &Options) -> Result<String> {
             connection.ask(&requests[text], options.answer).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
             let at = Instant::now();
             answers.push(Answer { at, took: at - sent });
+            answered.fetch_add(1, Ordering::Relaxed);
         }
         Ok(answers)
     };
@@ -210,7 +216,14 @@ fn run(options: &Options) -> Result<String> {
         let threads: Vec<_> = connections.into_iter().map(|c| scope.spawn(|| one(c))).collect();
         thread::sleep(options.warmup);
         let (before, begin) = (Cpu::now(&options.pids)?, Instant::now());
+        let wanted = answered.load(Ordering::Relaxed) + options.least;
         thread::sleep(options.seconds);
+        while answered.load(Ordering::Relaxed) < wanted
+            && begin.elapsed() < options.seconds * 4
+            && !stop.load(Ordering::Relaxed)
+        {
+            thread::sleep(Duration::from_millis(20));
+        }
         let (after, end) = (Cpu::now(&options.pids)?, Instant::now());
         stop.store(true, Ordering::Relaxed);
         let mut took = Vec::new();
