@@ -9,7 +9,7 @@ TRITONSERVER ?=
 PREFIX ?= build/backends
 PYTHON ?= python3
 IMAGE ?=
-TESTS ?= tests/served
+TESTS ?= tests
 ROUNDS ?= 5
 SECONDS ?= 2
 
@@ -45,7 +45,7 @@ help: ## Show this list
 	    TRITONSERVER  'a tritonserver binary (default: the one in .venv)' \
 	    PREFIX        'where install lays rust/$(LIBRARY) ($(PREFIX))' \
 	    IMAGE         'the image of test-container, nvcr.io/nvidia/tritonserver:<yy.mm>-py3' \
-	    TESTS         'which served tests to run ($(TESTS))' \
+	    TESTS         'what test-served runs ($(TESTS))' \
 	    ROUNDS        'of bench-served: how often everybody is measured ($(ROUNDS))' \
 	    SECONDS       'of bench-served: how long each time ($(SECONDS))'
 
@@ -88,14 +88,14 @@ demo: deps ## Send a few texts to the server that `make serve` runs in another t
 check: deps ## Formatting, lints and documentation, warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' $(CARGO) doc --workspace --no-deps --document-private-items --locked
 
 .PHONY: test-rust
 test-rust: deps ## The tests that need no server
 	$(CARGO) test --workspace --locked
 
 .PHONY: test-served
-test-served: install models ## The tests in the real tritonserver (TESTS=tests/served/test_errors.py)
+test-served: install models ## The Python tests, in the real tritonserver (TESTS=tests/served/test_errors.py)
 	@BACKENDS='$(PREFIX)' $(PY) -m pytest -q --durations=10 $(TESTS)
 
 .PHONY: test

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::head::HeadSpec;
 use crate::model::{Checkpoint, bert};
 use crate::pool::Pool;
-use crate::tokenize::Tokenizer;
+use crate::tokenize::{TokenizeOptions, Tokenizer};
 
 /// A loaded model.
 pub struct Model {
@@ -61,8 +61,9 @@ impl Model {
         let engine = engine(&directory, &config, threads, &pool)?;
         let max_batch_tokens = config.max_batch_tokens.unwrap_or_else(|| engine.best_pass_tokens());
         log_info!(
-            "model '{name}': {:?}, texts of up to {} tokens, passes of {max_batch_tokens} tokens, {threads} threads",
+            "model '{name}': {:?}; {}; texts of up to {} tokens, passes of up to {max_batch_tokens}",
             config.head,
+            engine.describe(),
             config.max_length
         );
         Ok(Self {
@@ -88,7 +89,8 @@ impl Model {
     /// A new instance, warm: it has run one short pass, so that READY means ready.
     pub fn instance(&self) -> Result<Instance> {
         let mut instance = Instance { runner: self.engine.runner()?, batch: PackedBatch::new() };
-        let tokens = self.tokenizer.encode("warm-up", self.config.inputs.get(1).map(|_| "warm-up"))?;
+        // The empty text fits any max_length.
+        let tokens = self.tokenizer.encode("", self.config.inputs.get(1).map(|_| ""))?;
         instance.batch.push(&tokens.input_ids, &tokens.token_type_ids);
         let value = self.config.head.main_value();
         let mut row = vec![0.0; self.config.head.width(value, &self.config.spec)];
@@ -119,16 +121,31 @@ fn declare(
 }
 
 fn tokenizer(config: &ModelConfig) -> Result<Tokenizer> {
-    let tokenizer = Tokenizer::new(&config.tokenizer.json, config.max_length, config.truncation)?;
-    let rows = config.spec.vocab_size;
-    if tokenizer.vocab_size() > rows {
+    let options = TokenizeOptions {
+        max_length: config.max_length,
+        truncation: config.truncation,
+        token_types: config.tokenizer.token_types,
+    };
+    let tokenizer = Tokenizer::from_json(&config.tokenizer.json, options)?;
+    let (ids, types) = (config.spec.vocab_size, config.spec.type_vocab_size);
+    if tokenizer.max_token_id() as usize >= ids {
         return Err(Error::invalid(format!(
-            "tokenizer.json: has ids up to {}, config.json a vocab_size of {rows}",
-            tokenizer.vocab_size() - 1
+            "tokenizer.json: has ids up to {}, config.json a vocab_size of {ids}",
+            tokenizer.max_token_id()
         )));
     }
-    if config.spec.type_vocab_size < config.inputs.len() {
-        return Err(Error::invalid("parameter 'text_pair': config.json has a type_vocab_size of 1, pairs need 2"));
+    let pair = config.inputs.len() > 1;
+    if config.tokenizer.token_types && tokenizer.max_token_type_id(pair) as usize >= types {
+        return Err(Error::invalid(format!(
+            "tokenizer.json: has more segments than config.json's type_vocab_size {types}"
+        )));
+    }
+    if tokenizer.special_tokens(pair) >= config.max_length {
+        return Err(Error::invalid(format!(
+            "parameter 'max_length' is {}; it must be above {}, the special tokens",
+            config.max_length,
+            tokenizer.special_tokens(pair)
+        )));
     }
     Ok(tokenizer)
 }

@@ -234,10 +234,20 @@ fn max_length(encoder: &Path, sentence: bool) -> Result<Option<usize>> {
 
 /// Parses a JSON file of the model; `None` where there is none.
 pub(super) fn read_json(directory: &Path, name: &str) -> Result<Option<Json>> {
-    let bytes = match std::fs::read(directory.join(name)) {
-        Ok(bytes) => bytes,
+    /// Far above any published file (the largest tokenizers are about 35 MB).
+    const MAX_BYTES: u64 = 256 << 20;
+    let fail = |why: String| Error::invalid(format!("{name}: {why}"));
+    let path = directory.join(name);
+    let size = match std::fs::metadata(&path) {
+        // Opening a pipe would wait for a writer.
+        Ok(metadata) if !metadata.is_file() => return Err(fail("is not a file".to_owned())),
+        Ok(metadata) => metadata.len(),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Error::invalid(format!("{name}: cannot be read ({})", e.kind()))),
+        Err(e) => return Err(fail(format!("cannot be read ({})", e.kind()))),
     };
-    serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::invalid(format!("{name}: is not valid JSON ({e})")))
+    if size > MAX_BYTES {
+        return Err(fail(format!("is larger than {} MiB, the most that is read", MAX_BYTES >> 20)));
+    }
+    let bytes = std::fs::read(&path).map_err(|e| fail(format!("cannot be read ({})", e.kind())))?;
+    serde_json::from_slice(&bytes).map(Some).map_err(|e| fail(format!("is not valid JSON ({e})")))
 }

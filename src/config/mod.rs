@@ -10,12 +10,13 @@ mod tests;
 
 use serde_json::Value as Json;
 
+use crate::engine::Dtype;
 use crate::error::{Error, Result};
 use crate::head::{HeadSpec, Pooling};
 use crate::model::{EncoderSpec, bert};
 use crate::tokenize::Truncation;
 use directory::Directory;
-use parameters::{Dtype, Parameters, Task};
+use parameters::{Parameters, Task};
 use tokenizer::TokenizerFile;
 use triton::TensorDeclaration;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use crate::engine::Dtype;
 use crate::error::{Error, Result};
 use crate::head::Pooling;
 use crate::tokenize::Truncation;
@@ -35,19 +36,6 @@ pub enum Task {
     Embed,
     /// Class scores for the text or the pair of texts.
     Classify,
-}
-
-/// Precision of the weights and activations that an engine multiplies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    /// The best that the machine has within the accuracy that conventions promise.
-    Auto,
-    /// 32-bit floats.
-    Fp32,
-    /// bfloat16 products, fp32 sums.
-    Bf16,
-    /// 8-bit integer products, fp32 scales a row.
-    Int8,
 }
 
 /// The typed parameters; `None` where the user said nothing.
@@ -179,7 +167,9 @@ fn dtype(value: &str) -> Option<Result<Dtype>> {
     Some(match value {
         "auto" => Ok(Dtype::Auto),
         "fp32" => Ok(Dtype::Fp32),
-        "bf16" | "int8" | "fp16" | "fp8" => Err(not_here("dtype", value, "auto, fp32")),
+        "bf16" => Ok(Dtype::Bf16),
+        "int8" => Ok(Dtype::Int8),
+        "fp16" | "fp8" => Err(not_here("dtype", value, "auto, fp32")),
         _ => return None,
     })
 }

@@ -7,6 +7,20 @@ use crate::batch::PackedBatch;
 use crate::error::Result;
 use crate::head::Value;
 
+/// The number format of weights and matrix products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dtype {
+    /// The fastest that keeps a cosine of 0.9999 to fp32 on this machine.
+    #[default]
+    Auto,
+    /// fp32.
+    Fp32,
+    /// bf16 products, fp32 sums.
+    Bf16,
+    /// int8 products: activations quantized by row, weights by output.
+    Int8,
+}
+
 /// The weights of one model, loaded once and shared by all of its instances.
 pub trait Engine: Send + Sync {
     /// A new runner on the shared weights.
@@ -17,6 +31,9 @@ pub trait Engine: Send + Sync {
 
     /// The token count of a pass at which the engine is most efficient: the default of `max_batch_tokens`.
     fn best_pass_tokens(&self) -> usize;
+
+    /// What runs, in a few words for the log.
+    fn describe(&self) -> String;
 }
 
 /// Runs passes, one after another.

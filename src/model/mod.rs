@@ -6,6 +6,8 @@ mod checkpoint;
 
 pub use checkpoint::{Checkpoint, Tensor};
 
+use crate::error::{Error, Result};
+
 /// The dimensions of a BERT-class encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderSpec {
@@ -33,6 +35,26 @@ impl EncoderSpec {
     /// Width of one attention head.
     pub fn head_dim(&self) -> usize {
         self.hidden_size / self.num_attention_heads
+    }
+
+    /// Checks one sequence before anything is looked up for it: its ids and segments `[S]` and its length.
+    ///
+    /// # Errors
+    /// `Invalid` with the first number that is out of range.
+    pub fn check_sequence(&self, input_ids: &[u32], token_type_ids: &[u32]) -> Result<()> {
+        if input_ids.len() > self.max_position_embeddings {
+            return Err(Error::invalid(format!(
+                "a text of {} tokens is too long: the model takes at most {}",
+                input_ids.len(),
+                self.max_position_embeddings
+            )));
+        }
+        let check = |what: &str, ids: &[u32], bound: usize| match ids.iter().find(|&&id| id as usize >= bound) {
+            Some(id) => Err(Error::invalid(format!("{what} {id} is out of range: the model has {bound}"))),
+            None => Ok(()),
+        };
+        check("token id", input_ids, self.vocab_size)?;
+        check("token type id", token_type_ids, self.type_vocab_size)
     }
 }
 

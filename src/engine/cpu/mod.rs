@@ -1,41 +1,118 @@
-//! stub
-use super::{Engine, Output, Runner};
-use crate::{
-    batch::PackedBatch,
-    config::parameters::Dtype,
-    error::Result,
-    head::HeadSpec,
-    model::{EncoderSpec, Weights},
-    pool::Pool,
-};
+//! The native CPU engine: packed tokens `[T, h]` with no padding, weights packed once, work spread over the process's
+//! pool. It needs no other library.
+//!
+//! From the top: `runner` (one pass: checks, groups, heads), `plan` (who runs which sequences), `encoder` (the layers
+//! on one group), `linear` and `attention` (operations that know how to be split over threads), `rows` and `math` (what
+//! happens to a row), `kernels` (one table of functions for each instruction set) and `tile_*` (matrix products).
+//!
+//! Every number of a row is computed in an order that depends on nothing but the row's own sequence, so a text's
+//! answer is the same, bit by bit, alone and among others, on one thread and on many.
+
+mod aligned;
+mod attention;
+mod encoder;
+mod exec;
+mod kernels;
+mod linear;
+mod math;
+mod plan;
+mod rows;
+mod runner;
+mod scratch;
+#[cfg(target_arch = "x86_64")]
+mod tile_avx2;
+#[cfg(target_arch = "x86_64")]
+mod tile_avx512;
+mod tile_portable;
+mod weights;
+
 use std::sync::Arc;
-/// stub
-#[allow(missing_docs)]
+
+use self::kernels::Kernels;
+use self::weights::PackedWeights;
+use super::{Dtype, Engine, Runner};
+use crate::error::{Error, Result};
+use crate::head::HeadSpec;
+use crate::model::{EncoderSpec, Weights};
+use crate::pool::Pool;
+
+/// How a model runs on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
+    /// Number format.
     pub dtype: Dtype,
+    /// The most threads that one pass uses; 0 means all of the pool.
     pub threads: usize,
 }
-/// stub
+
+/// A loaded model.
+pub(crate) struct CpuModel {
+    spec: EncoderSpec,
+    head: HeadSpec,
+    weights: PackedWeights,
+    kernels: &'static Kernels,
+    pool: Arc<Pool>,
+    /// The most threads that one pass uses.
+    threads: usize,
+}
+
+/// Packs `weights` for this CPU. What is returned does not refer to the checkpoint.
+///
+/// # Errors
+/// `Unavailable` when there is no memory; `Unsupported` for a number format that there are no kernels for.
 pub fn load(
-    _s: &EncoderSpec,
-    _h: &HeadSpec,
-    _w: &Weights<'_>,
-    _o: CpuOptions,
-    _p: Arc<Pool>,
+    spec: &EncoderSpec,
+    head: &HeadSpec,
+    weights: &Weights<'_>,
+    options: CpuOptions,
+    pool: Arc<Pool>,
 ) -> Result<Arc<dyn Engine>> {
-    Ok(Arc::new(Null))
+    Ok(Arc::new(CpuEngine(Arc::new(CpuModel::load(spec, head, weights, options, pool, Kernels::best())?))))
 }
-struct Null;
-impl Engine for Null {
+
+impl CpuModel {
+    fn load(
+        spec: &EncoderSpec,
+        head: &HeadSpec,
+        weights: &Weights<'_>,
+        options: CpuOptions,
+        pool: Arc<Pool>,
+        kernels: &'static Kernels,
+    ) -> Result<Self> {
+        let missing = match options.dtype {
+            Dtype::Auto | Dtype::Fp32 => None,
+            Dtype::Bf16 => Some("bf16"),
+            Dtype::Int8 => Some("int8"),
+        };
+        if let Some(name) = missing {
+            return Err(Error::unsupported(format!(
+                "dtype '{name}' is not available in this version; available: auto, fp32"
+            )));
+        }
+        let all = pool.threads();
+        let threads = if options.threads == 0 { all } else { options.threads.min(all) };
+        let weights = PackedWeights::pack(spec, weights)?;
+        Ok(Self { spec: spec.clone(), head: *head, weights, kernels, pool, threads })
+    }
+}
+
+struct CpuEngine(Arc<CpuModel>);
+
+impl Engine for CpuEngine {
     fn runner(&self) -> Result<Box<dyn Runner>> {
-        Ok(Box::new(Null))
+        Ok(Box::new(runner::CpuRunner::new(Arc::clone(&self.0))))
     }
+
     fn best_pass_tokens(&self) -> usize {
-        512
+        (2 * plan::GROUP_TOKENS * self.0.threads).clamp(512, 8192)
+    }
+
+    fn describe(&self) -> String {
+        format!("CPU, fp32 with {} kernels, up to {} threads", self.0.kernels.name, self.0.threads)
     }
 }
-impl Runner for Null {
-    fn run(&mut self, _b: &PackedBatch, _o: &mut [Output<'_>]) -> Result<()> {
-        Ok(())
-    }
-}
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_minilm;

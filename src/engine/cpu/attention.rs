@@ -1,0 +1,176 @@
+//! Self-attention, sequence by sequence and head by head, with online softmax: scores exist for a block of at most 12
+//! queries and 512 keys at a time.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::aligned::Aligned;
+use super::exec::{Exec, SharedRows, part};
+use super::kernels::{Kernels, PANEL, TILE_ROWS, Tile};
+use super::scratch::Slots;
+use crate::error::Result;
+
+/// Keys whose scores are in memory at once, of one block of queries.
+const KEYS: usize = 512;
+
+/// The working memory of one thread.
+pub(super) struct AttentionScratch {
+    /// `[ceil(S / 32), d, 32]`, the keys of one sequence and head, transposed in panels.
+    keys: Aligned<f32>,
+    /// `[ceil(d / 32), S, 32]`, the values in panels.
+    values: Aligned<f32>,
+    /// `[12, 512]`.
+    scores: Aligned<f32>,
+    /// `[12, ceil(d / 32) * 32]`.
+    sums: Aligned<f32>,
+}
+
+impl AttentionScratch {
+    pub(super) const fn new() -> Self {
+        Self { keys: Aligned::new(), values: Aligned::new(), scores: Aligned::new(), sums: Aligned::new() }
+    }
+
+    /// Makes room for a sequence of `len` tokens and heads of width `d`.
+    ///
+    /// # Errors
+    /// `Unavailable` when there is no memory.
+    pub(super) fn grow(&mut self, len: usize, d: usize) -> Result<()> {
+        self.keys.grow(len.next_multiple_of(PANEL) * d)?;
+        self.values.grow(d.next_multiple_of(PANEL) * len)?;
+        self.scores.grow(TILE_ROWS * KEYS)?;
+        self.sums.grow(TILE_ROWS * d.next_multiple_of(PANEL))
+    }
+
+    /// For how many tokens there is room.
+    pub(super) fn tokens(&self, d: usize) -> usize {
+        self.keys.len() / d
+    }
+}
+
+/// What attention runs on.
+pub(super) struct Attention<'a> {
+    pub kernels: &'a Kernels,
+    /// `[T, 3 h]`: query (scaled by `1 / sqrt(d)` in its weights), key and value of each token.
+    pub qkv: &'a [f32],
+    /// `h`, a multiple of the number of heads.
+    pub hidden: usize,
+    pub heads: usize,
+    /// The sequences' token ranges in `qkv`.
+    pub sequences: &'a [Range<usize>],
+    /// Only the first token of each sequence asks.
+    pub first_only: bool,
+}
+
+impl Attention<'_> {
+    /// Writes the heads' results, side by side, to `context`: `[T, h]`, or `[B, h]` with `first_only`.
+    ///
+    /// # Errors
+    /// `Unavailable` when there is no memory.
+    pub(super) fn run(&self, exec: Exec<'_, '_>, scratch: &Slots<AttentionScratch>, context: &mut [f32]) -> Result<()> {
+        let failure = Mutex::new(None);
+        let context = SharedRows::new(context, self.hidden);
+        let pairs = self.sequences.len() * self.heads;
+        // One long text on many cores: its queries are split too, and each part packs the keys again.
+        let parts = if pairs < 2 * exec.threads() { (2 * exec.threads()).div_ceil(pairs) } else { 1 };
+        exec.for_each(pairs * parts, |task| {
+            let (pair, i) = (task / parts, task % parts);
+            let (sequence, head) = (pair / self.heads, pair % self.heads);
+            let tokens = self.sequences[sequence].clone();
+            let asked = if self.first_only { 1 } else { tokens.len() };
+            let queries = part(asked, parts, i);
+            if queries.is_empty() {
+                return;
+            }
+            let first = if self.first_only { sequence } else { tokens.start };
+            scratch.with(|scratch| match scratch.grow(tokens.len(), self.hidden / self.heads) {
+                Ok(()) => self.head(tokens, head, queries, scratch, &context, first),
+                Err(error) => *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error),
+            });
+        });
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// `queries` of one sequence and head; query `i`'s result goes to row `first + i` of `context`.
+    fn head(
+        &self,
+        tokens: Range<usize>,
+        head: usize,
+        queries: Range<usize>,
+        scratch: &mut AttentionScratch,
+        context: &SharedRows<'_>,
+        first: usize,
+    ) {
+        let (h, d, len) = (self.hidden, self.hidden / self.heads, tokens.len());
+        let width = d.next_multiple_of(PANEL);
+        let sequence = &self.qkv[tokens.start * 3 * h..tokens.end * 3 * h];
+        let query = &sequence[head * d..];
+        pack_keys(&sequence[h + head * d..], 3 * h, len, d, &mut scratch.keys);
+        pack_values(&sequence[2 * h + head * d..], 3 * h, len, d, &mut scratch.values);
+
+        let tiles = queries.len().div_ceil(TILE_ROWS);
+        for tile in 0..tiles {
+            let block = part(queries.len(), tiles, tile);
+            let (start, rows) = (queries.start + block.start, block.len());
+            let mut max = [f32::NEG_INFINITY; TILE_ROWS];
+            let mut total = [0.0; TILE_ROWS];
+            scratch.sums[..rows * width].fill(0.0);
+            for keys in (0..len).step_by(KEYS).map(|key| key..len.min(key + KEYS)) {
+                let panels = keys.start / PANEL..keys.end.div_ceil(PANEL);
+                for (i, panel) in panels.enumerate() {
+                    let b = &scratch.keys[panel * d * PANEL..][..d * PANEL];
+                    let (a, out) = (&query[start * 3 * h..], &mut scratch.scores[i * PANEL..]);
+                    (self.kernels.tile)(Tile { rows, k: d, a, lda: 3 * h, b, out, ldo: KEYS });
+                }
+                let mut rescale = [0.0; TILE_ROWS];
+                for i in 0..rows {
+                    let (now, sum) = (self.kernels.softmax)(&mut scratch.scores[i * KEYS..][..keys.len()], max[i]);
+                    rescale[i] = (max[i] - now).exp();
+                    total[i] = total[i] * rescale[i] + sum;
+                    max[i] = now;
+                }
+                for panel in 0..width / PANEL {
+                    let mut out = [[0.0; PANEL]; TILE_ROWS];
+                    let b = &scratch.values[(panel * len + keys.start) * PANEL..][..keys.len() * PANEL];
+                    let (a, product) = (&scratch.scores[..], out.as_flattened_mut());
+                    (self.kernels.tile)(Tile { rows, k: keys.len(), a, lda: KEYS, b, out: product, ldo: PANEL });
+                    for i in 0..rows {
+                        let sums = &mut scratch.sums[i * width + panel * PANEL..][..PANEL];
+                        sums.iter_mut().zip(&out[i]).for_each(|(s, x)| *s = *s * rescale[i] + x);
+                    }
+                }
+            }
+            for (i, total) in total.iter().enumerate().take(rows) {
+                let scale = 1.0 / total;
+                // SAFETY: these columns of this row are this head's, and this query is in no other task.
+                let out = unsafe { context.columns(first + start + i, head * d..(head + 1) * d) };
+                out.iter_mut().zip(&scratch.sums[i * width..]).for_each(|(o, s)| *o = s * scale);
+            }
+        }
+    }
+}
+
+/// `keys`: rows of `d` that are `stride` apart, to `[ceil(len / 32), d, 32]`, zero past `len`.
+fn pack_keys(keys: &[f32], stride: usize, len: usize, d: usize, packed: &mut [f32]) {
+    for (p, panel) in packed[..len.next_multiple_of(PANEL) * d].chunks_exact_mut(d * PANEL).enumerate() {
+        let rows = (len - p * PANEL).min(PANEL);
+        if rows < PANEL {
+            panel.fill(0.0);
+        }
+        for column in 0..rows {
+            let key = &keys[(p * PANEL + column) * stride..][..d];
+            panel.iter_mut().skip(column).step_by(PANEL).zip(key).for_each(|(p, &x)| *p = x);
+        }
+    }
+}
+
+/// `values`: rows of `d` that are `stride` apart, to `[ceil(d / 32), len, 32]`, zero past `d`.
+fn pack_values(values: &[f32], stride: usize, len: usize, d: usize, packed: &mut [f32]) {
+    for (p, panel) in packed[..d.next_multiple_of(PANEL) * len].chunks_exact_mut(len * PANEL).enumerate() {
+        let columns = (d - p * PANEL).min(PANEL);
+        for (i, row) in panel.chunks_exact_mut(PANEL).enumerate() {
+            row[..columns].copy_from_slice(&values[i * stride + p * PANEL..][..columns]);
+            row[columns..].fill(0.0);
+        }
+    }
+}

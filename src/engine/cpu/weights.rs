@@ -1,0 +1,77 @@
+//! A model's weights in the layout that the kernels want, made once and shared by all runners.
+
+use super::aligned::Aligned;
+use super::linear::Linear;
+use crate::error::Result;
+use crate::model::{EncoderSpec, Norm, Tensor, Weights};
+
+/// LayerNorm's scale and shift, each `[h]`.
+pub(super) struct PackedNorm {
+    pub gamma: Vec<f32>,
+    pub beta: Vec<f32>,
+}
+
+/// One layer.
+pub(super) struct PackedLayer {
+    /// Query, key and value side by side, `h` to `3 h`; the query is scaled by `1 / sqrt(head_dim)`.
+    pub qkv: Linear,
+    pub attention_output: Linear,
+    pub attention_norm: PackedNorm,
+    pub intermediate: Linear,
+    pub output: Linear,
+    pub output_norm: PackedNorm,
+}
+
+/// All weights. Nothing in it refers to the checkpoint.
+pub(super) struct PackedWeights {
+    /// `[vocab_size, h]`
+    pub word: Aligned<f32>,
+    /// `[max_position_embeddings, h]`
+    pub position: Aligned<f32>,
+    /// `[type_vocab_size, h]`
+    pub token_type: Aligned<f32>,
+    pub norm: PackedNorm,
+    pub layers: Vec<PackedLayer>,
+    /// Pooler and classifier.
+    pub classifier: Option<(Linear, Linear)>,
+}
+
+impl PackedWeights {
+    /// # Errors
+    /// `Unavailable` when there is no memory.
+    pub(super) fn pack(spec: &EncoderSpec, weights: &Weights<'_>) -> Result<Self> {
+        let scale = 1.0 / (spec.head_dim() as f32).sqrt();
+        let layer = |layer: &crate::model::Layer<'_>| -> Result<PackedLayer> {
+            Ok(PackedLayer {
+                qkv: Linear::pack(&[(layer.query, scale), (layer.key, 1.0), (layer.value, 1.0)])?,
+                attention_output: Linear::pack(&[(layer.attention_output, 1.0)])?,
+                attention_norm: norm(&layer.attention_norm),
+                intermediate: Linear::pack(&[(layer.intermediate, 1.0)])?,
+                output: Linear::pack(&[(layer.output, 1.0)])?,
+                output_norm: norm(&layer.output_norm),
+            })
+        };
+        let classifier = match &weights.classifier {
+            None => None,
+            Some(head) => Some((Linear::pack(&[(head.pooler, 1.0)])?, Linear::pack(&[(head.classifier, 1.0)])?)),
+        };
+        Ok(Self {
+            word: table(weights.embeddings.word)?,
+            position: table(weights.embeddings.position)?,
+            token_type: table(weights.embeddings.token_type)?,
+            norm: norm(&weights.embeddings.norm),
+            layers: weights.layers.iter().map(layer).collect::<Result<_>>()?,
+            classifier,
+        })
+    }
+}
+
+fn norm(norm: &Norm<'_>) -> PackedNorm {
+    PackedNorm { gamma: norm.weight.to_f32(), beta: norm.bias.to_f32() }
+}
+
+fn table(tensor: Tensor<'_>) -> Result<Aligned<f32>> {
+    let mut rows = Aligned::zeroed(tensor.len())?;
+    tensor.read(0, &mut rows);
+    Ok(rows)
+}

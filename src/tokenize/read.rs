@@ -1,0 +1,158 @@
+//! Reading a text only as far as its tokens are needed.
+
+use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizer};
+
+use super::{Tokenizer, Truncation};
+use crate::error::{Error, Result};
+
+/// Tokens counted at most to tell which text of a pair is the longer one.
+const COUNTED: usize = 1 << 16;
+
+/// What English has; only the cost depends on it.
+const BYTES_PER_TOKEN: usize = 5;
+
+/// Bytes of a piece, so that few missing tokens are not looked for character by character.
+const SMALLEST_PIECE: usize = 256;
+
+/// A text that is tokenized piece by piece, from its end if that is the part that stays.
+pub(super) struct Reader<'t> {
+    tokenizer: &'t Tokenizer,
+    rest: &'t str,
+    finished: bool,
+    from_end: bool,
+    /// The first `keep` ids read, in reading order.
+    ids: Vec<u32>,
+    keep: usize,
+    /// Tokens read, exact once `finished`.
+    count: usize,
+}
+
+impl<'t> Reader<'t> {
+    /// A reader that has read nothing and keeps at most `keep` ids.
+    pub(super) fn new(tokenizer: &'t Tokenizer, text: &'t str, keep: usize) -> Self {
+        let from_end = tokenizer.options.truncation == Truncation::Left;
+        Self { tokenizer, rest: text, finished: false, from_end, ids: Vec::new(), keep, count: 0 }
+    }
+
+    /// How many tokens were read.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The `keep` tokens at the text's start, or at its end, in the text's order.
+    pub(super) fn into_ids(mut self, keep: usize) -> Vec<u32> {
+        self.ids.truncate(keep);
+        if self.from_end {
+            self.ids.reverse();
+        }
+        self.ids
+    }
+
+    /// Reads until there are more than `tokens`, or the text ends.
+    pub(super) fn read_past(&mut self, tokens: usize) -> Result<()> {
+        while self.count <= tokens && !self.finished {
+            let Some(boundaries) = &self.tokenizer.boundaries else {
+                self.finished = true;
+                return self.read_piece(self.rest);
+            };
+            let missing = tokens + 1 - self.count;
+            let window = self.tokenizer.window.min(missing.saturating_mul(BYTES_PER_TOKEN).max(SMALLEST_PIECE));
+            if self.rest.len() <= window {
+                self.finished = true;
+                return self.read_piece(self.rest);
+            }
+            let (piece, used) = if self.from_end {
+                boundaries.last_piece(self.rest, window)
+            } else {
+                boundaries.first_piece(self.rest, window)
+            };
+            self.rest = if self.from_end { &self.rest[..self.rest.len() - used] } else { &self.rest[used..] };
+            self.finished = self.rest.is_empty();
+            self.read_piece(&piece)?;
+        }
+        Ok(())
+    }
+
+    fn read_piece(&mut self, piece: &str) -> Result<()> {
+        let pipeline = &self.tokenizer.pipeline;
+        if let Some(words) = self.tokenizer.ascii.as_ref().and_then(|ascii| ascii.words(piece)) {
+            return self.read_words(words.iter());
+        }
+        let mut words = pipeline.get_added_vocabulary().extract_and_normalize(pipeline.get_normalizer(), piece);
+        if let Some(pre_tokenizer) = pipeline.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut words).map_err(failed)?;
+        }
+        let mut words = words.get_splits(OffsetReferential::Original, OffsetType::None);
+        if self.from_end {
+            words.reverse();
+        }
+        for (word, _, added_token) in words {
+            match added_token {
+                Some(tokens) => self.push(tokens.iter().map(|token| token.id)),
+                None => self.read_word(word)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn read_words<'w>(&mut self, mut words: impl DoubleEndedIterator<Item = &'w str>) -> Result<()> {
+        if self.from_end {
+            words.rev().try_for_each(|word| self.read_word(word))
+        } else {
+            words.try_for_each(|word| self.read_word(word))
+        }
+    }
+
+    fn read_word(&mut self, word: &str) -> Result<()> {
+        let tokens = self.tokenizer.pipeline.get_model().tokenize(word).map_err(failed)?;
+        self.push(tokens.iter().map(|token| token.id));
+        Ok(())
+    }
+
+    fn push(&mut self, word: impl DoubleEndedIterator<Item = u32> + ExactSizeIterator) {
+        self.count += word.len();
+        let free = self.keep - self.ids.len();
+        if self.from_end {
+            self.ids.extend(word.rev().take(free));
+        } else {
+            self.ids.extend(word.take(free));
+        }
+    }
+}
+
+/// How many tokens of a pair's texts stay, when both were read past `room` tokens or to their ends.
+pub(super) fn longest_first(first: &mut Reader, second: &mut Reader, room: usize) -> Result<(usize, usize)> {
+    let half = room / 2;
+    if first.count + second.count <= room {
+        Ok((first.count, second.count))
+    } else if first.count <= half {
+        Ok((first.count, room - first.count))
+    } else if second.count <= half {
+        Ok((room - second.count, second.count))
+    } else if room % 2 == 1 && is_longer(first, second)? {
+        Ok((half + 1, half))
+    } else {
+        Ok((half, room - half))
+    }
+}
+
+/// Whether `first` has more tokens than `second`, as far as they are counted.
+fn is_longer(first: &mut Reader, second: &mut Reader) -> Result<bool> {
+    loop {
+        if first.count > second.count {
+            if second.finished {
+                return Ok(true);
+            }
+            second.read_past(first.count)?;
+        } else if first.finished || first.count > COUNTED {
+            return Ok(false);
+        } else {
+            first.read_past(second.count)?;
+        }
+    }
+}
+
+/// The crate's own text may quote the user's, so it is not passed on.
+fn failed(_: tokenizers::Error) -> Error {
+    Error::internal("the tokenizer failed on the text")
+}
