@@ -1,8 +1,8 @@
 //! The CPU engine alone: tokens a second and percent of the machine's peak, on the model of a directory (default: the
 //! all-MiniLM-L6-v2 that `make` installs), for texts of one length and for a natural mix, on one and on all threads.
 //!
-//! `cargo bench --bench engine [-- MODEL_DIRECTORY]`. The peak is a loop of fused multiply-adds on registers, on the same
-//! threads in the same run; FLOPs are those of the real tokens, in linear layers and attention.
+//! `cargo bench --bench engine [-- MODEL_DIRECTORY]`, once for each dtype. The peak is a loop of the dtype's multiply-adds on
+//! registers, on the same threads in the same run; FLOPs are those of the real tokens, in linear layers and attention.
 //!
 //! `% peak` is by the clock. `% CPU` is by the processor time that the threads got, for the engine and for the peak: on a
 //! machine that others use too it is the figure that can be trusted, though it does not see time spent waiting.
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use triton_rust::batch::PackedBatch;
 use triton_rust::engine::cpu::{self, CpuOptions};
-use triton_rust::engine::{Engine, Output, Slot};
+use triton_rust::engine::{Dtype, Engine, Output, Slot};
 use triton_rust::head::{HeadSpec, Pooling, Value};
 use triton_rust::model::{Checkpoint, EncoderSpec, bert};
 use triton_rust::pool::Pool;
@@ -29,43 +29,52 @@ fn main() {
     let all = Pool::default_threads();
     for threads in if all == 1 { vec![1] } else { vec![1, all] } {
         let pool = Arc::new(Pool::new(threads));
-        let (peak, peak_of_one) = peak(&pool);
-        let start = Instant::now();
-        let engine = cpu::load(&spec, &head, &weights, CpuOptions::default(), Arc::clone(&pool)).expect("an engine");
-        println!(
-            "\n{} (loaded in {:.0} ms); peak {:.0} GFLOP/s",
-            engine.describe(),
-            start.elapsed().as_secs_f64() * 1e3,
-            peak / 1e9
-        );
-        println!("{:<22}{:>8}{:>12}{:>12}{:>8}{:>8}", "texts", "tokens", "ms", "tokens/s", "% peak", "% CPU");
-        let workloads = [
-            ("1 of 16", vec![16; 1]),
-            ("1 of 64", vec![64; 1]),
-            ("1 of 256", vec![256; 1]),
-            ("1 of 512", vec![512; 1]),
-            ("16 of 16", vec![16; 16]),
-            ("64 of 16", vec![16; 64]),
-            ("16 of 64", vec![64; 16]),
-            ("4 of 256", vec![256; 4]),
-            ("4 of 512", vec![512; 4]),
-            ("natural mix, short", natural(64, 13.0, 0.45)),
-            ("natural mix", natural(32, 24.0, 0.8)),
-        ];
-        for (name, mut lengths) in workloads {
-            // As passes are planned: longest first.
-            lengths.sort_by_key(|&len| std::cmp::Reverse(len));
-            let tokens: usize = lengths.iter().sum();
-            let (seconds, cpu_seconds) = time(&*engine, &spec, &lengths);
-            let flops: f64 = lengths.iter().map(|&len| flops(&spec, len)).sum();
+        for (dtype, multiply_adds) in dtypes() {
+            let (peak, peak_of_one) = peak(&pool, multiply_adds);
+            let start = Instant::now();
+            let options = CpuOptions { dtype, threads };
+            let engine = cpu::load(&spec, &head, &weights, options, Arc::clone(&pool)).expect("an engine");
             println!(
-                "{name:<22}{tokens:>8}{:>12.3}{:>12.0}{:>8.0}{:>8.0}",
-                seconds * 1e3,
-                tokens as f64 / seconds,
-                100.0 * flops / seconds / peak,
-                100.0 * flops / cpu_seconds / peak_of_one
+                "\n{} (loaded in {:.0} ms); peak {:.0} GFLOP/s by the clock, {:.0} of a thread's time",
+                engine.describe(),
+                start.elapsed().as_secs_f64() * 1e3,
+                peak / 1e9,
+                peak_of_one / 1e9,
             );
+            table(&*engine, &spec, peak, peak_of_one);
         }
+    }
+}
+
+/// A row for each of the workloads.
+fn table(engine: &dyn Engine, spec: &EncoderSpec, peak: f64, peak_of_one: f64) {
+    println!("{:<22}{:>8}{:>12}{:>12}{:>8}{:>8}", "texts", "tokens", "ms", "tokens/s", "% peak", "% CPU");
+    let workloads = [
+        ("1 of 16", vec![16; 1]),
+        ("1 of 64", vec![64; 1]),
+        ("1 of 256", vec![256; 1]),
+        ("1 of 512", vec![512; 1]),
+        ("16 of 16", vec![16; 16]),
+        ("64 of 16", vec![16; 64]),
+        ("16 of 64", vec![64; 16]),
+        ("4 of 256", vec![256; 4]),
+        ("4 of 512", vec![512; 4]),
+        ("natural mix, short", natural(64, 13.0, 0.45)),
+        ("natural mix", natural(32, 24.0, 0.8)),
+    ];
+    for (name, mut lengths) in workloads {
+        // As passes are planned: longest first.
+        lengths.sort_by_key(|&len| std::cmp::Reverse(len));
+        let tokens: usize = lengths.iter().sum();
+        let (seconds, cpu_seconds) = time(engine, spec, &lengths);
+        let flops: f64 = lengths.iter().map(|&len| flops(spec, len)).sum();
+        println!(
+            "{name:<22}{tokens:>8}{:>12.3}{:>12.0}{:>8.0}{:>8.0}",
+            seconds * 1e3,
+            tokens as f64 / seconds,
+            100.0 * flops / seconds / peak,
+            100.0 * flops / cpu_seconds / peak_of_one
+        );
     }
 }
 
@@ -133,9 +142,9 @@ fn time(engine: &dyn Engine, spec: &EncoderSpec, lengths: &[usize]) -> (f64, f64
     (times[times.len() / 2], (cpu_seconds() - cpu_begin) / times.len() as f64)
 }
 
-/// fp32 operations a second on registers alone, of all threads of the pool by the clock, and of one by its processor
+/// Operations a second on registers alone, of all threads of the pool by the clock, and of one by its processor
 /// time: the best of several tries.
-fn peak(pool: &Pool) -> (f64, f64) {
+fn peak(pool: &Pool, multiply_adds: fn(usize) -> usize) -> (f64, f64) {
     let threads = pool.threads();
     const ROUNDS: usize = 20_000_000;
     let (mut best, mut best_of_one) = (0.0_f64, 0.0_f64);
@@ -152,6 +161,21 @@ fn peak(pool: &Pool) -> (f64, f64) {
         best_of_one = best_of_one.max(operations / (cpu_seconds() - cpu_start));
     }
     (best, best_of_one)
+}
+
+/// What this CPU can run, each with the loop that shows its peak.
+fn dtypes() -> Vec<(Dtype, fn(usize) -> usize)> {
+    let mut all: Vec<(Dtype, fn(usize) -> usize)> = vec![(Dtype::Fp32, multiply_adds)];
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni") {
+        // SAFETY: the CPU has the instructions.
+        #[allow(unsafe_code)]
+        all.push((Dtype::Bf16, |rounds| unsafe { multiply_adds_bf16(rounds) }));
+        // SAFETY: the CPU has the instructions.
+        #[allow(unsafe_code)]
+        all.push((Dtype::Int8, |rounds| unsafe { multiply_adds_int8(rounds) }));
+    }
+    all
 }
 
 /// Runs `rounds` rounds of independent multiply-adds and returns how many operations that were.
@@ -190,6 +214,37 @@ fn multiply_adds_avx512(rounds: usize) -> usize {
     }
     std::hint::black_box(sums.map(|sum| _mm512_reduce_add_ps(sum)));
     rounds * 16 * 32
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn multiply_adds_bf16(rounds: usize) -> usize {
+    use std::arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_reduce_add_ps, _mm512_set1_ps};
+    let x = _mm512_set1_ps(1e-3);
+    let a = std::hint::black_box(_mm512_cvtne2ps_pbh(x, x));
+    let mut sums = [_mm512_set1_ps(0.5); 24];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, a, a);
+        }
+    }
+    std::hint::black_box(sums.map(|sum| _mm512_reduce_add_ps(sum)));
+    rounds * 24 * 64
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn multiply_adds_int8(rounds: usize) -> usize {
+    use std::arch::x86_64::{_mm512_dpbusd_epi32, _mm512_reduce_add_epi32, _mm512_set1_epi32};
+    let a = std::hint::black_box(_mm512_set1_epi32(0x0101_0101));
+    let mut sums = [_mm512_set1_epi32(1); 24];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, a, a);
+        }
+    }
+    std::hint::black_box(sums.map(|sum| _mm512_reduce_add_epi32(sum)));
+    rounds * 24 * 128
 }
 
 #[cfg(target_arch = "x86_64")]

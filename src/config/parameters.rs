@@ -169,7 +169,7 @@ fn dtype(value: &str) -> Option<Result<Dtype>> {
         "fp32" => Ok(Dtype::Fp32),
         "bf16" => Ok(Dtype::Bf16),
         "int8" => Ok(Dtype::Int8),
-        "fp16" | "fp8" => Err(not_here("dtype", value, "auto, fp32")),
+        "fp16" | "fp8" => Err(not_here("dtype", value, "auto, fp32, bf16, int8")),
         _ => return None,
     })
 }

@@ -6,9 +6,11 @@ use super::CpuModel;
 use super::aligned::Aligned;
 use super::attention::{Attention, AttentionScratch};
 use super::exec::Exec;
+use super::linear::{Format, Linear, Out, Rows};
+use super::low::{LowKernels, RowScale, stride};
 use super::rows::Epilogue;
 use super::scratch::Slots;
-use super::weights::{PackedLayer, PackedNorm};
+use super::weights::PackedNorm;
 use crate::batch::PackedBatch;
 use crate::error::Result;
 
@@ -20,10 +22,27 @@ pub(super) struct GroupScratch {
     pub wide: Aligned<f32>,
     /// `[T, h]`
     pub context: Aligned<f32>,
+    pub low: LowScratch,
     /// `[B, num_labels]`
     pub logits: Aligned<f32>,
     /// `[B]`, the sequences' tokens, counted from the group's first.
     pub sequences: Vec<Range<usize>>,
+}
+
+/// What takes the place of `wide` and `context` in bf16 and int8; rows are `stride(width)` long.
+pub(super) struct LowScratch {
+    /// `[T, h]`, `x` rounded.
+    x: Aligned<u16>,
+    /// `[T, 3 h]`
+    qkv: Aligned<u16>,
+    /// `[T, h]`
+    context: Aligned<u16>,
+    /// `[T, ff]`
+    wide: Aligned<u16>,
+    /// Any of them, quantized.
+    quantized: Aligned<u8>,
+    /// `[T]`
+    scales: Aligned<RowScale>,
 }
 
 impl GroupScratch {
@@ -32,6 +51,14 @@ impl GroupScratch {
             x: Aligned::new(),
             wide: Aligned::new(),
             context: Aligned::new(),
+            low: LowScratch {
+                x: Aligned::new(),
+                qkv: Aligned::new(),
+                context: Aligned::new(),
+                wide: Aligned::new(),
+                quantized: Aligned::new(),
+                scales: Aligned::new(),
+            },
             logits: Aligned::new(),
             sequences: Vec::new(),
         }
@@ -64,49 +91,127 @@ impl CpuModel {
         }));
         // Not by single tokens, so that passes of similar sizes use the same memory.
         let room = tokens.next_multiple_of(64);
+        let ff = self.spec.intermediate_size;
         scratch.x.grow(room * h)?;
-        scratch.wide.grow(room * (3 * h).max(self.spec.intermediate_size))?;
-        scratch.context.grow(room * h)?;
-
-        let mut rows = tokens;
-        self.embed(exec, batch, start, &scratch.sequences, &mut scratch.x[..rows * h]);
-        for (i, layer) in self.weights.layers.iter().enumerate() {
-            let first_only = first_only && i + 1 == self.weights.layers.len();
-            let qkv = &mut scratch.wide[..rows * 3 * h];
-            layer.qkv.run(self.kernels, exec, &scratch.x[..rows * h], Epilogue::Store, qkv);
-            if first_only {
-                // What follows attention concerns each row alone: the other rows end here.
-                rows = scratch.sequences.len();
-                for (i, sequence) in scratch.sequences.iter().enumerate() {
-                    scratch.x.copy_within(sequence.start * h..(sequence.start + 1) * h, i * h);
+        match self.low {
+            None => {
+                scratch.wide.grow(room * (3 * h).max(ff))?;
+                scratch.context.grow(room * h)?;
+            }
+            Some(_) => {
+                let low = &mut scratch.low;
+                low.x.grow(room * stride(h))?;
+                low.qkv.grow(room * stride(3 * h))?;
+                low.context.grow(room * stride(h))?;
+                low.wide.grow(room * stride(ff))?;
+                if self.format == Format::Int8 {
+                    low.quantized.grow(room * stride(h.max(ff)))?;
+                    low.scales.grow(room)?;
                 }
             }
-            let context = &mut scratch.context[..rows * h];
-            let heads = self.spec.num_attention_heads;
-            let sequences = &scratch.sequences;
-            Attention { kernels: self.kernels, qkv, hidden: h, heads, sequences, first_only }
-                .run(exec, attention, context)?;
-            self.after_attention(exec, layer, &mut scratch.x[..rows * h], context, &mut scratch.wide);
         }
+        self.embed(exec, batch, start, &scratch.sequences, &mut scratch.x[..tokens * h]);
+        let rows = match self.low {
+            None => self.layers(exec, first_only, scratch, attention)?,
+            Some(low) => self.low_layers(exec, low, first_only, scratch, attention)?,
+        };
         Ok(&mut scratch.x[..rows * h])
     }
 
-    /// `x [rows, h]`: `x = norm(x + output(context))`, then `x = norm(x + feed_forward(x))`.
-    fn after_attention(
+    /// All layers on `scratch.x` in fp32; returns how many rows it has then.
+    fn layers(
         &self,
         exec: Exec<'_, '_>,
-        layer: &PackedLayer,
-        x: &mut [f32],
-        context: &[f32],
-        wide: &mut [f32],
-    ) {
-        let rows = x.len() / self.spec.hidden_size;
-        layer.attention_output.run(self.kernels, exec, context, Epilogue::Add, x);
-        self.norm(exec, &layer.attention_norm, x);
-        let wide = &mut wide[..rows * self.spec.intermediate_size];
-        layer.intermediate.run(self.kernels, exec, x, Epilogue::Act(self.spec.hidden_act), wide);
-        layer.output.run(self.kernels, exec, wide, Epilogue::Add, x);
-        self.norm(exec, &layer.output_norm, x);
+        first_only: bool,
+        scratch: &mut GroupScratch,
+        memory: &Slots<AttentionScratch>,
+    ) -> Result<usize> {
+        let (h, ff, act) = (self.spec.hidden_size, self.spec.intermediate_size, self.spec.hidden_act);
+        let GroupScratch { x, wide, context, sequences, .. } = scratch;
+        let mut rows = sequences.last().map_or(0, |last| last.end);
+        for (i, layer) in self.weights.layers.iter().enumerate() {
+            let attention = self.attention(sequences, first_only && i + 1 == self.weights.layers.len());
+            let qkv = &mut wide[..rows * 3 * h];
+            layer.qkv.run(self.kernels, exec, Rows::F32(&x[..rows * h]), Out::F32(Epilogue::Store, qkv));
+            if attention.first_only {
+                rows = keep_first_tokens(x, h, sequences);
+            }
+            let context = &mut context[..rows * h];
+            attention.run(exec, memory, qkv, context)?;
+
+            let (x, wide) = (&mut x[..rows * h], &mut wide[..rows * ff]);
+            layer.attention_output.run(self.kernels, exec, Rows::F32(context), Out::F32(Epilogue::Add, x));
+            self.norm(exec, &layer.attention_norm, x);
+            layer.intermediate.run(self.kernels, exec, Rows::F32(x), Out::F32(Epilogue::Act(act), wide));
+            layer.output.run(self.kernels, exec, Rows::F32(wide), Out::F32(Epilogue::Add, x));
+            self.norm(exec, &layer.output_norm, x);
+        }
+        Ok(rows)
+    }
+
+    /// The same with matrix products in bf16 or int8. The residual stream and the norms stay fp32.
+    fn low_layers(
+        &self,
+        exec: Exec<'_, '_>,
+        kernels: &LowKernels,
+        first_only: bool,
+        scratch: &mut GroupScratch,
+        memory: &Slots<AttentionScratch>,
+    ) -> Result<usize> {
+        let (h, ff, act) = (self.spec.hidden_size, self.spec.intermediate_size, self.spec.hidden_act);
+        let GroupScratch { x, low, sequences, .. } = scratch;
+        let LowScratch { x: rounded, qkv, context, wide, quantized, scales } = low;
+        let mut rows = sequences.last().map_or(0, |last| last.end);
+        // Runs `layer` on rows of bf16, which are quantized first where it is in int8.
+        let mut run = |layer: &Linear, a: &[u16], out: Out<'_>| {
+            let a = match layer.format() {
+                Format::Int8 => {
+                    let rows = a.len() / stride(layer.k);
+                    let (quantized, scales) = (&mut quantized[..a.len()], &mut scales[..rows]);
+                    exec.for_row_blocks_of_two((quantized, stride(layer.k)), (scales, 1), |first, rows, scales| {
+                        let a = &a[first * stride(layer.k)..][..rows.len()];
+                        (kernels.quantize)(a, layer.k, rows, scales);
+                    });
+                    Rows::Int8(quantized, scales)
+                }
+                _ => Rows::Bf16(a),
+            };
+            layer.run(self.kernels, exec, a, out);
+        };
+        // LayerNorm (but for the first, which `embed` has done), and its result rounded.
+        let norm = |norm: Option<&PackedNorm>, x: &mut [f32], rounded: &mut [u16]| {
+            exec.for_row_blocks_of_two((x, h), (rounded, stride(h)), |_, x, rounded| {
+                if let Some(norm) = norm {
+                    (self.kernels.layer_norm)(x, &norm.gamma, &norm.beta, self.spec.layer_norm_eps);
+                }
+                (kernels.round)(x, h, rounded);
+            });
+        };
+        norm(None, &mut x[..rows * h], &mut rounded[..rows * stride(h)]);
+        for (i, layer) in self.weights.layers.iter().enumerate() {
+            let attention = self.attention(sequences, first_only && i + 1 == self.weights.layers.len());
+            let qkv = &mut qkv[..rows * stride(3 * h)];
+            run(&layer.qkv, &rounded[..rows * stride(h)], Out::Bf16(None, qkv));
+            if attention.first_only {
+                rows = keep_first_tokens(x, h, sequences);
+            }
+            let context = &mut context[..rows * stride(h)];
+            attention.run_low(exec, kernels, memory, qkv, context)?;
+
+            let (x, rounded) = (&mut x[..rows * h], &mut rounded[..rows * stride(h)]);
+            let wide = &mut wide[..rows * stride(ff)];
+            run(&layer.attention_output, context, Out::F32(Epilogue::Add, x));
+            norm(Some(&layer.attention_norm), x, rounded);
+            run(&layer.intermediate, rounded, Out::Bf16(Some(act), wide));
+            run(&layer.output, wide, Out::F32(Epilogue::Add, x));
+            norm(Some(&layer.output_norm), x, rounded);
+        }
+        Ok(rows)
+    }
+
+    fn attention<'a>(&'a self, sequences: &'a [Range<usize>], first_only: bool) -> Attention<'a> {
+        let (hidden, heads) = (self.spec.hidden_size, self.spec.num_attention_heads);
+        Attention { kernels: self.kernels, hidden, heads, sequences, first_only }
     }
 
     fn norm(&self, exec: Exec<'_, '_>, norm: &PackedNorm, x: &mut [f32]) {
@@ -144,4 +249,13 @@ impl CpuModel {
             (self.kernels.layer_norm)(rows, &weights.norm.gamma, &weights.norm.beta, self.spec.layer_norm_eps);
         });
     }
+}
+
+/// What follows the last attention concerns each row alone: of `x` `[T, h]` only the first token of each sequence goes
+/// on. Returns how many there are.
+fn keep_first_tokens(x: &mut [f32], h: usize, sequences: &[Range<usize>]) -> usize {
+    for (i, sequence) in sequences.iter().enumerate() {
+        x.copy_within(sequence.start * h..(sequence.start + 1) * h, i * h);
+    }
+    sequences.len()
 }

@@ -34,16 +34,26 @@ impl Exec<'_, '_> {
     /// Calls `f(first row, rows)` for blocks of rows of `matrix` `[rows, width]`, several a thread when there is more
     /// than one thread and enough to do.
     pub(super) fn for_row_blocks<F: Fn(usize, &mut [f32]) + Sync>(self, matrix: &mut [f32], width: usize, f: F) {
-        // Below some 16 KiB a pass over the rows is shorter than handing it over.
+        self.for_row_blocks_of_two((matrix, width), (&mut [] as &mut [f32], 0), |first, rows, _| f(first, rows));
+    }
+
+    /// The same for the same rows of two matrices, each with its width.
+    pub(super) fn for_row_blocks_of_two<T: Send, U: Send, F: Fn(usize, &mut [T], &mut [U]) + Sync>(
+        self,
+        (matrix, width): (&mut [T], usize),
+        (other, other_width): (&mut [U], usize),
+        f: F,
+    ) {
+        // Below some 4,000 numbers a pass over the rows is shorter than handing it over.
         const WORTH: usize = 4096;
         let rows = matrix.len() / width;
         let tasks = if self.threads() == 1 { 1 } else { (matrix.len() / WORTH).clamp(1, 2 * self.threads()) };
-        let shared = SharedRows::new(matrix, width);
+        let (shared, other) = (SharedRows::new(matrix, width), SharedRows::new(other, other_width));
         self.for_each(tasks, |task| {
             let block = part(rows, tasks, task);
             let start = block.start;
             // SAFETY: the parts of one splitting do not overlap.
-            f(start, unsafe { shared.rows(block) });
+            unsafe { f(start, shared.rows(block.clone()), other.rows(block)) };
         });
     }
 }
@@ -53,20 +63,20 @@ pub(super) fn part(total: usize, parts: usize, i: usize) -> Range<usize> {
     total * i / parts..total * (i + 1) / parts
 }
 
-/// `[rows, width]` in fp32, of which several tasks write disjoint pieces.
-pub(super) struct SharedRows<'a> {
-    start: *mut f32,
+/// `[rows, width]` numbers, of which several tasks write disjoint pieces.
+pub(super) struct SharedRows<'a, T = f32> {
+    start: *mut T,
     len: usize,
     width: usize,
-    of: PhantomData<&'a mut [f32]>,
+    of: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for a `&mut [f32]`, whose disjoint pieces may be written by several threads; that they are disjoint
+// SAFETY: it stands for a `&mut [T]`, whose disjoint pieces may be written by several threads; that they are disjoint
 // is what the callers of its unsafe functions promise.
-unsafe impl Sync for SharedRows<'_> {}
+unsafe impl<T: Send> Sync for SharedRows<'_, T> {}
 
-impl<'a> SharedRows<'a> {
-    pub(super) fn new(matrix: &'a mut [f32], width: usize) -> Self {
+impl<'a, T> SharedRows<'a, T> {
+    pub(super) fn new(matrix: &'a mut [T], width: usize) -> Self {
         Self { start: matrix.as_mut_ptr(), len: matrix.len(), width, of: PhantomData }
     }
 
@@ -75,7 +85,7 @@ impl<'a> SharedRows<'a> {
     /// # Safety
     /// No other piece that is in use holds any of these elements.
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn rows(&self, rows: Range<usize>) -> &mut [f32] {
+    pub(super) unsafe fn rows(&self, rows: Range<usize>) -> &mut [T] {
         assert!(rows.start <= rows.end && rows.end * self.width <= self.len);
         // SAFETY: inside of the matrix, and not aliased, as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(rows.start * self.width), rows.len() * self.width) }
@@ -87,7 +97,7 @@ impl<'a> SharedRows<'a> {
     /// As of [`Self::rows`].
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
-    pub(super) unsafe fn columns(&self, row: usize, columns: Range<usize>) -> &mut [f32] {
+    pub(super) unsafe fn columns(&self, row: usize, columns: Range<usize>) -> &mut [T] {
         assert!(columns.start <= columns.end && columns.end <= self.width && (row + 1) * self.width <= self.len);
         // SAFETY: inside of the matrix, and not aliased, as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.width + columns.start), columns.len()) }

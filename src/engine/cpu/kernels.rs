@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::exec::SharedRows;
+use super::low::LowKernels;
 use super::rows::Epilogue;
 
 /// Columns of a tile; weights are packed in panels of as many.
@@ -12,28 +13,37 @@ pub(super) const TILE_ROWS: usize = 12;
 
 /// `out [rows, 32] = a [rows, k] * b [k, 32]`. Each number of `out` is one chain of multiply-adds in the order of `k`,
 /// so it does not depend on the other rows.
-pub(super) struct Tile<'a> {
+///
+/// A step of the product takes four bytes of each row of `a`: one fp32 number, two bf16 or four int8 ([`per_step`]).
+/// `b` holds as many numbers of each column side by side.
+pub(super) struct Tile<'a, A = f32, B = A> {
     /// 1 to [`TILE_ROWS`].
     pub rows: usize,
+    /// Steps.
     pub k: usize,
-    /// Rows of `k` numbers, `lda` apart.
-    pub a: &'a [f32],
+    /// Rows of `k` steps, `lda` numbers apart.
+    pub a: &'a [A],
     pub lda: usize,
-    /// `[k, 32]`.
-    pub b: &'a [f32],
+    /// `[k, 32, per step]`.
+    pub b: &'a [B],
     /// Rows of 32 numbers, `ldo` apart.
     pub out: &'a mut [f32],
     pub ldo: usize,
 }
 
-impl Tile<'_> {
+/// How many numbers of this type one step of a tile takes.
+pub(super) const fn per_step<T>() -> usize {
+    4 / size_of::<T>()
+}
+
+impl<A, B> Tile<'_, A, B> {
     /// Panics unless the slices hold what the shapes say.
     #[inline(always)]
     pub(super) fn check(&self) {
         assert!(
             (1..=TILE_ROWS).contains(&self.rows)
-                && self.a.len() >= (self.rows - 1) * self.lda + self.k
-                && self.b.len() >= self.k * PANEL
+                && self.a.len() >= (self.rows - 1) * self.lda + self.k * per_step::<A>()
+                && self.b.len() >= self.k * PANEL * per_step::<B>()
                 && self.out.len() >= (self.rows - 1) * self.ldo + PANEL,
             "a tile's shapes do not fit its slices"
         );
@@ -50,7 +60,33 @@ pub(super) struct Kernels {
     pub layer_norm: fn(&mut [f32], &[f32], &[f32], f32),
     pub softmax: fn(&mut [f32], f32) -> (f32, f32),
     pub epilogue: EpilogueKernel,
+    /// For bf16 and int8, where the CPU has instructions for both.
+    pub low: Option<&'static LowKernels>,
 }
+
+/// Calls `$rows::<R>($tile, ..)` for the tile's number of rows `R`, a constant.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_rows {
+    ($rows:ident($tile:expr $(, $more:expr)*)) => {
+        match $tile.rows {
+            1 => $rows::<1>($tile $(, $more)*),
+            2 => $rows::<2>($tile $(, $more)*),
+            3 => $rows::<3>($tile $(, $more)*),
+            4 => $rows::<4>($tile $(, $more)*),
+            5 => $rows::<5>($tile $(, $more)*),
+            6 => $rows::<6>($tile $(, $more)*),
+            7 => $rows::<7>($tile $(, $more)*),
+            8 => $rows::<8>($tile $(, $more)*),
+            9 => $rows::<9>($tile $(, $more)*),
+            10 => $rows::<10>($tile $(, $more)*),
+            11 => $rows::<11>($tile $(, $more)*),
+            12 => $rows::<12>($tile $(, $more)*),
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use with_rows;
 
 /// Compiles the loops of `rows.rs` for one instruction set and makes its table.
 macro_rules! table {
@@ -95,6 +131,7 @@ macro_rules! table {
                 epilogue: |kind, tile, bias, c, row, column| unsafe {
                     epilogue_here(kind, tile, bias, c, row, column)
                 },
+                low: None,
             };
         }
     };
@@ -105,6 +142,9 @@ table!(AVX512, avx512, true, crate::engine::cpu::tile_avx512::tile, "avx512f,avx
 #[cfg(target_arch = "x86_64")]
 table!(AVX2, avx2, true, crate::engine::cpu::tile_avx2::tile, "avx2,fma");
 table!(PORTABLE, portable, false, crate::engine::cpu::tile_portable::tile);
+
+#[cfg(target_arch = "x86_64")]
+static AVX512_BF16: Kernels = Kernels { name: "avx512_bf16", low: Some(&super::low::AVX512_BF16), ..avx512::AVX512 };
 
 impl Kernels {
     /// The fastest table that this CPU can run.
@@ -123,7 +163,9 @@ impl Kernels {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
-            if avx512_here {
+            if avx512_here && super::low::here() {
+                all.push(&AVX512_BF16);
+            } else if avx512_here {
                 all.push(&avx512::AVX512);
             }
             if avx2_here {

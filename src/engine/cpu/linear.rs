@@ -1,25 +1,71 @@
-//! Linear layers on packed weights: `c = epilogue(a W^T + bias)`.
+//! Linear layers on packed weights, in any of the formats: `c = epilogue(a W^T + bias)`.
 #![allow(unsafe_code)]
 
-use super::aligned::Aligned;
+use std::ops::Range;
+
+use super::aligned::{Aligned, Number};
 use super::exec::{Exec, SharedRows, part};
-use super::kernels::{Kernels, PANEL, TILE_ROWS, Tile};
+use super::kernels::{Kernels, PANEL, TILE_ROWS, Tile, per_step};
+use super::low::{LowKernels, RowScale, Scales, stride};
 use super::rows::Epilogue;
 use crate::error::Result;
-use crate::model;
+use crate::model::{self, HiddenAct};
 
 /// Bytes of `a` that one sweep over the weights uses: they stay in the second-level cache beside one panel.
 const A_BLOCK: usize = 384 * 1024;
+
+/// The number format of weights and matrix products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    F32,
+    Bf16,
+    Int8,
+}
 
 /// Weights and bias of a linear layer, packed once.
 pub(super) struct Linear {
     /// Inputs and outputs.
     pub k: usize,
     pub n: usize,
-    /// `[ceil(n / 32), k, 32]`: panel `p` holds the outputs `32 p .. 32 p + 32`, zero past `n`.
-    panels: Aligned<f32>,
-    /// `[n]`.
+    panels: Panels,
+    /// `[ceil(n / 32) * 32]`, zero past `n`.
     bias: Vec<f32>,
+}
+
+/// `[ceil(n / 32), steps, 32, numbers a step]`: panel `p` holds the outputs `32 p .. 32 p + 32`, zero past `n`, and each
+/// step so many of the `k` inputs as fill four bytes, zero past `k`.
+enum Panels {
+    F32(Aligned<f32>),
+    Bf16(Aligned<u16>),
+    Int8 {
+        panels: Aligned<i8>,
+        /// Of each output.
+        scales: Vec<f32>,
+        /// The sum of each output's numbers.
+        sums: Vec<i32>,
+    },
+}
+
+/// The rows that a linear layer runs on, `[rows, k]` in fp32 or rows of `stride(k)`.
+#[derive(Clone, Copy)]
+pub(super) enum Rows<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [u16]),
+    Int8(&'a [u8], &'a [RowScale]),
+}
+
+/// Where its results go.
+pub(super) enum Out<'a> {
+    /// `[rows, n]`
+    F32(Epilogue, &'a mut [f32]),
+    /// Rows of `stride(n)`, after the activation.
+    Bf16(Option<HiddenAct>, &'a mut [u16]),
+}
+
+/// The same for the tasks of one operation.
+enum SharedOut<'a> {
+    F32(Epilogue, SharedRows<'a>),
+    Bf16(&'static LowKernels, Option<HiddenAct>, SharedRows<'a, u16>),
 }
 
 impl Linear {
@@ -27,54 +73,132 @@ impl Linear {
     ///
     /// # Errors
     /// `Unavailable` when there is no memory.
-    pub(super) fn pack(parts: &[(model::Linear<'_>, f32)]) -> Result<Self> {
+    pub(super) fn pack(parts: &[(model::Linear<'_>, f32)], format: Format) -> Result<Self> {
         let k = parts[0].0.weight.shape()[1];
         let n = parts.iter().map(|(part, _)| part.bias.len()).sum::<usize>();
-        let mut panels = Aligned::zeroed(n.div_ceil(PANEL) * k * PANEL)?;
+        let columns = n.next_multiple_of(PANEL);
+        let mut panels = match format {
+            Format::F32 => Panels::F32(Aligned::zeroed(columns * k)?),
+            Format::Bf16 => Panels::Bf16(Aligned::zeroed(columns * k.next_multiple_of(2))?),
+            Format::Int8 => Panels::Int8 {
+                panels: Aligned::zeroed(columns * k.next_multiple_of(4))?,
+                scales: vec![0.0; columns],
+                sums: vec![0; columns],
+            },
+        };
         let mut row = vec![0.0; k];
-        let mut bias = Vec::with_capacity(n);
+        let mut bias = Vec::with_capacity(columns);
         for (part, factor) in parts {
             for i in 0..part.bias.len() {
                 part.weight.read(i * k, &mut row);
-                let (panel, column) = ((bias.len() + i) / PANEL, (bias.len() + i) % PANEL);
-                let panel = &mut panels[panel * k * PANEL..][..k * PANEL];
-                panel.iter_mut().skip(column).step_by(PANEL).zip(&row).for_each(|(p, x)| *p = x * factor);
+                row.iter_mut().for_each(|x| *x *= factor);
+                panels.set(bias.len() + i, &row);
             }
             bias.extend(part.bias.to_f32().iter().map(|x| x * factor));
         }
+        bias.resize(columns, 0.0);
         Ok(Self { k, n, panels, bias })
     }
 
-    /// `c [rows, n] = epilogue(a [rows, k] W^T + bias)`.
-    pub(super) fn run(&self, kernels: &Kernels, exec: Exec<'_, '_>, a: &[f32], epilogue: Epilogue, c: &mut [f32]) {
+    /// Of the weights, and of the rows that it runs on.
+    pub(super) fn format(&self) -> Format {
+        match self.panels {
+            Panels::F32(_) => Format::F32,
+            Panels::Bf16(_) => Format::Bf16,
+            Panels::Int8 { .. } => Format::Int8,
+        }
+    }
+
+    /// `epilogue(a W^T + bias)` of each row of `a`.
+    pub(super) fn run(&self, kernels: &Kernels, exec: Exec<'_, '_>, a: Rows<'_>, out: Out<'_>) {
         let (k, n) = (self.k, self.n);
-        let rows = a.len() / k;
-        assert!(a.len() == rows * k && c.len() == rows * n, "a linear layer's shapes do not fit");
-        let c = SharedRows::new(c, n);
+        let (a_len, width, size) = match a {
+            Rows::F32(a) => (a.len(), k, 4),
+            Rows::Bf16(a) => (a.len(), stride(k), 2),
+            Rows::Int8(a, scales) => (a.len().min(scales.len() * stride(k)), stride(k), 1),
+        };
+        let rows = a_len / width;
+        let (c, c_len) = match out {
+            Out::F32(epilogue, c) => {
+                let len = c.len() / n;
+                (SharedOut::F32(epilogue, SharedRows::new(c, n)), len)
+            }
+            Out::Bf16(act, c) => {
+                let len = c.len() / stride(n);
+                (SharedOut::Bf16(low(kernels), act, SharedRows::new(c, stride(n))), len)
+            }
+        };
+        assert!(a_len == rows * width && c_len == rows, "a linear layer's shapes do not fit");
         let (row_parts, panel_parts) = self.split(exec.threads(), rows);
         exec.for_each(row_parts * panel_parts, |task| {
             let mut rows = part(rows, row_parts, task / panel_parts);
             let panels = part(n.div_ceil(PANEL), panel_parts, task % panel_parts);
-            let step = (A_BLOCK / (k * size_of::<f32>())).next_multiple_of(TILE_ROWS).max(TILE_ROWS);
+            let step = (A_BLOCK / (width * size)).next_multiple_of(TILE_ROWS).max(TILE_ROWS);
+            let mut out = [[0.0; PANEL]; TILE_ROWS];
             while !rows.is_empty() {
                 let block = rows.start..rows.end.min(rows.start + step);
                 rows.start = block.end;
                 let tiles = block.len().div_ceil(TILE_ROWS);
                 for panel in panels.clone() {
-                    let b = &self.panels[panel * k * PANEL..][..k * PANEL];
-                    let bias = &self.bias[panel * PANEL..n.min((panel + 1) * PANEL)];
+                    let columns = panel * PANEL..n.min((panel + 1) * PANEL);
                     for tile in 0..tiles {
                         let at = part(block.len(), tiles, tile);
-                        let (first, rows) = (block.start + at.start, at.len());
-                        let mut out = [[0.0; PANEL]; TILE_ROWS];
-                        let product = out.as_flattened_mut();
-                        (kernels.tile)(Tile { rows, k, a: &a[first * k..], lda: k, b, out: product, ldo: PANEL });
+                        let first = block.start + at.start;
+                        self.product(kernels, a, first..first + at.len(), panel, &mut out);
+                        let out = &out[..at.len()];
                         // SAFETY: this piece of `c` belongs to this task: the grid of parts does not overlap.
-                        unsafe { (kernels.epilogue)(epilogue, &out[..rows], bias, &c, first, panel * PANEL) };
+                        unsafe {
+                            match &c {
+                                SharedOut::F32(epilogue, c) => {
+                                    let bias = &self.bias[columns.clone()];
+                                    (kernels.epilogue)(*epilogue, out, bias, c, first, columns.start);
+                                }
+                                SharedOut::Bf16(low, act, c) => {
+                                    let bias = &self.bias[panel * PANEL..][..PANEL];
+                                    (low.epilogue)(*act, out, bias, c, first, columns.start);
+                                }
+                            }
+                        }
                     }
                 }
             }
         });
+    }
+
+    /// `out = a W^T` for at most 12 rows of `a` and one panel.
+    #[inline(always)]
+    fn product(
+        &self,
+        kernels: &Kernels,
+        a: Rows<'_>,
+        rows: Range<usize>,
+        panel: usize,
+        out: &mut [[f32; PANEL]; TILE_ROWS],
+    ) {
+        fn of<T>(panels: &[T], panel: usize, len: usize) -> &[T] {
+            &panels[panel * len..][..len]
+        }
+        let (first, rows, out, ldo) = (rows.start, rows.len(), out.as_flattened_mut(), PANEL);
+        match (&self.panels, a) {
+            (Panels::F32(panels), Rows::F32(a)) => {
+                let (k, b) = (self.k, of(panels, panel, PANEL * self.k));
+                (kernels.tile)(Tile { rows, k, a: &a[first * k..], lda: k, b, out, ldo });
+            }
+            (Panels::Bf16(panels), Rows::Bf16(a)) => {
+                let (k, lda) = (self.k.div_ceil(2), stride(self.k));
+                let b = of(panels, panel, 2 * PANEL * k);
+                (low(kernels).tile_bf16)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo });
+            }
+            (Panels::Int8 { panels, scales, sums }, Rows::Int8(a, row_scales)) => {
+                let (k, lda) = (self.k.div_ceil(4), stride(self.k));
+                let b = of(panels, panel, 4 * PANEL * k);
+                let columns = panel * PANEL..(panel + 1) * PANEL;
+                let scales =
+                    Scales { rows: &row_scales[first..], columns: &scales[columns.clone()], sums: &sums[columns] };
+                (low(kernels).tile_int8)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo }, &scales);
+            }
+            _ => unreachable!("a linear layer runs on rows of its own format"),
+        }
     }
 
     /// Into how many parts of the rows and of the panels to cut the work for `threads`: by panels, so that each
@@ -88,5 +212,41 @@ impl Linear {
         let panel_parts = self.n.div_ceil(PANEL).min(wanted);
         let row_parts = wanted.div_ceil(panel_parts).min(rows.div_ceil(4 * TILE_ROWS));
         (row_parts, panel_parts)
+    }
+}
+
+/// The kernels of bf16 and int8: a model in these formats is only loaded where there are some.
+#[inline(always)]
+fn low(kernels: &Kernels) -> &'static LowKernels {
+    kernels.low.expect("a model in bf16 or int8 has kernels for it")
+}
+
+impl Panels {
+    /// Sets the weights `[k]` of one output.
+    fn set(&mut self, output: usize, row: &[f32]) {
+        /// Spreads `row` over the steps of its column.
+        fn spread<T: Number>(panels: &mut [T], output: usize, row: &[f32], number: impl Fn(f32) -> T) {
+            let (a_step, k) = (per_step::<T>(), row.len());
+            let len = k.next_multiple_of(a_step) * PANEL;
+            let panel = &mut panels[output / PANEL * len..][..len];
+            let columns = panel.chunks_exact_mut(a_step).skip(output % PANEL).step_by(PANEL);
+            for (place, numbers) in columns.zip(row.chunks(a_step)) {
+                place.iter_mut().zip(numbers).for_each(|(place, &x)| *place = number(x));
+            }
+        }
+        match self {
+            Self::F32(panels) => spread(panels, output, row, |x| x),
+            Self::Bf16(panels) => spread(panels, output, row, |x| half::bf16::from_f32(x).to_bits()),
+            Self::Int8 { panels, scales, sums } => {
+                let max = row.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+                // One weight that is not finite must show in the results.
+                let broken: f32 = row.iter().map(|x| x * 0.0).sum();
+                let scale = if max > 0.0 { max / 127.0 + broken } else { 1.0 + broken };
+                let number = |x: f32| (x / scale).round() as i8;
+                spread(panels, output, row, number);
+                scales[output] = scale;
+                sums[output] = row.iter().map(|&x| i32::from(number(x))).sum();
+            }
+        }
     }
 }

@@ -10,25 +10,38 @@
 
 mod aligned;
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod attention_bf16;
 mod encoder;
 mod exec;
 mod kernels;
 mod linear;
+mod low;
 mod math;
 mod plan;
 mod rows;
+#[cfg(target_arch = "x86_64")]
+mod rows_bf16;
 mod runner;
 mod scratch;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 #[cfg(target_arch = "x86_64")]
 mod tile_avx2;
 #[cfg(target_arch = "x86_64")]
 mod tile_avx512;
+#[cfg(target_arch = "x86_64")]
+mod tile_bf16;
+#[cfg(target_arch = "x86_64")]
+mod tile_int8;
 mod tile_portable;
 mod weights;
 
 use std::sync::Arc;
 
 use self::kernels::Kernels;
+use self::linear::Format;
+use self::low::LowKernels;
 use self::weights::PackedWeights;
 use super::{Dtype, Engine, Runner};
 use crate::error::{Error, Result};
@@ -50,7 +63,11 @@ pub(crate) struct CpuModel {
     spec: EncoderSpec,
     head: HeadSpec,
     weights: PackedWeights,
+    /// Of the layers' matrix products.
+    format: Format,
     kernels: &'static Kernels,
+    /// Present unless the format is fp32.
+    low: Option<&'static LowKernels>,
     pool: Arc<Pool>,
     /// The most threads that one pass uses.
     threads: usize,
@@ -79,20 +96,27 @@ impl CpuModel {
         pool: Arc<Pool>,
         kernels: &'static Kernels,
     ) -> Result<Self> {
-        let missing = match options.dtype {
-            Dtype::Auto | Dtype::Fp32 => None,
-            Dtype::Bf16 => Some("bf16"),
-            Dtype::Int8 => Some("int8"),
-        };
-        if let Some(name) = missing {
-            return Err(Error::unsupported(format!(
-                "dtype '{name}' is not available in this version; available: auto, fp32"
-            )));
-        }
+        let format = format(options.dtype, kernels)?;
         let all = pool.threads();
         let threads = if options.threads == 0 { all } else { options.threads.min(all) };
-        let weights = PackedWeights::pack(spec, weights)?;
-        Ok(Self { spec: spec.clone(), head: *head, weights, kernels, pool, threads })
+        let weights = PackedWeights::pack(spec, weights, format)?;
+        let low = kernels.low.filter(|_| format != Format::F32);
+        Ok(Self { spec: spec.clone(), head: *head, weights, format, kernels, low, pool, threads })
+    }
+}
+
+/// The format that a dtype means with these kernels.
+fn format(dtype: Dtype, kernels: &Kernels) -> Result<Format> {
+    match (dtype, kernels.low) {
+        (Dtype::Fp32, _) | (Dtype::Auto, None) => Ok(Format::F32),
+        (Dtype::Auto | Dtype::Bf16, Some(_)) => Ok(Format::Bf16),
+        (Dtype::Int8, Some(_)) => Ok(Format::Int8),
+        (Dtype::Bf16 | Dtype::Int8, None) => {
+            let name = if dtype == Dtype::Bf16 { "bf16" } else { "int8" };
+            Err(Error::unsupported(format!(
+                "dtype '{name}' is not available on this CPU: it needs avx512_bf16 and avx512_vnni; use auto or fp32"
+            )))
+        }
     }
 }
 
@@ -108,7 +132,12 @@ impl Engine for CpuEngine {
     }
 
     fn describe(&self) -> String {
-        format!("CPU, fp32 with {} kernels, up to {} threads", self.0.kernels.name, self.0.threads)
+        let format = match self.0.format {
+            Format::F32 => "fp32",
+            Format::Bf16 => "bf16",
+            Format::Int8 => "int8",
+        };
+        format!("CPU, {format} with {} kernels, up to {} threads", self.0.kernels.name, self.0.threads)
     }
 }
 

@@ -6,6 +6,7 @@ use super::CpuModel;
 use super::attention::AttentionScratch;
 use super::encoder::GroupScratch;
 use super::exec::Exec;
+use super::linear::{Out, Rows};
 use super::plan::{Group, plan};
 use super::rows::Epilogue;
 use super::scratch::Slots;
@@ -42,7 +43,7 @@ impl CpuRunner {
             }
         }
         for scratch in self.attention.iter_mut() {
-            if scratch.tokens(spec.head_dim()) > KEPT_TOKENS {
+            if scratch.tokens() > KEPT_TOKENS {
                 *scratch = AttentionScratch::new();
             }
         }
@@ -165,12 +166,13 @@ impl CpuModel {
                     return Err(Error::internal("the CPU engine has no weights for its classifier"));
                 };
                 let first = &scratch.x[..rows];
+                scratch.context.grow(rows)?;
                 let pooled = &mut scratch.context[..rows];
                 scratch.logits.grow(rows / h * num_labels)?;
                 let logits = &mut scratch.logits[..rows / h * num_labels];
-                pooler.run(self.kernels, exec, first, Epilogue::Store, pooled);
+                pooler.run(self.kernels, exec, Rows::F32(first), Out::F32(Epilogue::Store, pooled));
                 pooled.iter_mut().for_each(|x| *x = x.tanh());
-                classifier.run(self.kernels, exec, pooled, Epilogue::Store, logits);
+                classifier.run(self.kernels, exec, Rows::F32(pooled), Out::F32(Epilogue::Store, logits));
                 for output in outputs {
                     let Slot::Host(slot) = &mut output.slot else { continue };
                     let logits = &logits[(output.sequence - base) * num_labels..][..num_labels];

@@ -3,21 +3,13 @@
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps};
 
-use super::kernels::Tile;
+use super::kernels::{Tile, with_rows};
 
 /// Only in the table of kernels that is given out where the CPU has AVX-512.
 pub(super) fn tile(t: Tile<'_>) {
     t.check();
-    macro_rules! rows {
-        ($($r:literal)*) => {
-            match t.rows {
-                // SAFETY: the CPU has AVX-512, and `check` has compared the lengths with what is read and written.
-                $($r => unsafe { rows::<$r>(t) },)*
-                rows => unreachable!("a tile of {rows} rows"),
-            }
-        };
-    }
-    rows!(1 2 3 4 5 6 7 8 9 10 11 12)
+    // SAFETY: the CPU has AVX-512, and `check` has compared the lengths with what is read and written.
+    unsafe { with_rows!(rows(t)) }
 }
 
 /// # Safety

@@ -1,7 +1,7 @@
 //! A model's weights in the layout that the kernels want, made once and shared by all runners.
 
 use super::aligned::Aligned;
-use super::linear::Linear;
+use super::linear::{Format, Linear};
 use crate::error::Result;
 use crate::model::{EncoderSpec, Norm, Tensor, Weights};
 
@@ -32,28 +32,33 @@ pub(super) struct PackedWeights {
     pub token_type: Aligned<f32>,
     pub norm: PackedNorm,
     pub layers: Vec<PackedLayer>,
-    /// Pooler and classifier.
+    /// Pooler and classifier, in fp32 always.
     pub classifier: Option<(Linear, Linear)>,
 }
 
 impl PackedWeights {
+    /// Packs all weights, the layers' in `format`.
+    ///
     /// # Errors
     /// `Unavailable` when there is no memory.
-    pub(super) fn pack(spec: &EncoderSpec, weights: &Weights<'_>) -> Result<Self> {
+    pub(super) fn pack(spec: &EncoderSpec, weights: &Weights<'_>, format: Format) -> Result<Self> {
         let scale = 1.0 / (spec.head_dim() as f32).sqrt();
         let layer = |layer: &crate::model::Layer<'_>| -> Result<PackedLayer> {
             Ok(PackedLayer {
-                qkv: Linear::pack(&[(layer.query, scale), (layer.key, 1.0), (layer.value, 1.0)])?,
-                attention_output: Linear::pack(&[(layer.attention_output, 1.0)])?,
+                qkv: Linear::pack(&[(layer.query, scale), (layer.key, 1.0), (layer.value, 1.0)], format)?,
+                attention_output: Linear::pack(&[(layer.attention_output, 1.0)], format)?,
                 attention_norm: norm(&layer.attention_norm),
-                intermediate: Linear::pack(&[(layer.intermediate, 1.0)])?,
-                output: Linear::pack(&[(layer.output, 1.0)])?,
+                intermediate: Linear::pack(&[(layer.intermediate, 1.0)], format)?,
+                output: Linear::pack(&[(layer.output, 1.0)], format)?,
                 output_norm: norm(&layer.output_norm),
             })
         };
         let classifier = match &weights.classifier {
             None => None,
-            Some(head) => Some((Linear::pack(&[(head.pooler, 1.0)])?, Linear::pack(&[(head.classifier, 1.0)])?)),
+            Some(head) => {
+                let pack = |linear| Linear::pack(&[(linear, 1.0)], Format::F32);
+                Some((pack(head.pooler)?, pack(head.classifier)?))
+            }
         };
         Ok(Self {
             word: table(weights.embeddings.word)?,
