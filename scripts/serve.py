@@ -208,7 +208,13 @@ def serve(args):
     LOG.parent.mkdir(parents=True, exist_ok=True)
     print(f"Starting tritonserver on 127.0.0.1 (its log: {os.path.relpath(LOG)})", flush=True)
     arguments = tritonserver.command(
-        binary, repository.resolve(), Path(args.backends).resolve(), http, numbers["GRPC_PORT"], numbers["METRICS_PORT"]
+        binary,
+        repository.resolve(),
+        Path(args.backends).resolve(),
+        http,
+        numbers["GRPC_PORT"],
+        numbers["METRICS_PORT"],
+        flags=["--exit-timeout-secs=10"],
     )
     server = tritonserver.start(arguments, LOG)
     try:
@@ -223,7 +229,7 @@ def serve(args):
         server.wait()
         died(server)
     except Stopped:
-        print("\nStopping", flush=True)
+        print("\nStopping: waiting for clients to hang up; Ctrl-C again ends the server at once", flush=True)
     finally:
         stop(server)
     print("Stopped", flush=True)

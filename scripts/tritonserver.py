@@ -1,9 +1,7 @@
 """Finds and starts a tritonserver: shared by serve.py and by the served tests. Standard library only."""
 
-import ctypes
 import os
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -69,24 +67,26 @@ def command(binary, repository, backends, http_port, grpc_port, metrics_port, fl
     ]
 
 
+# Between fork and exec no Python may run where gRPC has threads, so a process of its own sets itself up and then becomes
+# the server: PR_SET_PDEATHSIG, to die with us.
+BECOME = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
 def start(arguments, log, env=None):
-    """Starts the server in a process group of its own, writing to the file `log`; it dies with us."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def in_child():
-        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-
+    """Starts the server in a process group of its own, writing to the file `log`; it dies with the calling thread."""
     with open(log, "wb") as out:
         return subprocess.Popen(
-            arguments,
+            [sys.executable, "-ISc", BECOME, str(os.getpid()), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=in_child,
             env=env,
         )
 

@@ -28,6 +28,8 @@ def common(tmp_path_factory):
     path = tmp_path_factory.mktemp("common")
     repository.write_common(path / "models")
     with harness.Server(path / "models", path / "server.log") as server:
+        failed = {name: reason for name, (state, reason) in server.index().items() if state != "READY"}
+        assert not failed, failed
         yield server
 
 

@@ -73,6 +73,11 @@ class Endpoint:
                 clients[protocol] = tritonclient.grpc.InferenceServerClient(self.grpc)
         return clients[protocol]
 
+    def hang_up(self):
+        """Closes the connections of this thread."""
+        for client in self._local.__dict__.pop("clients", {}).values():
+            client.close()
+
     def infer(self, model, inputs, outputs=None, protocol="http", class_count=0, **more):
         """Asks `model`. `inputs`: name -> array, or texts for TEXT alone. Returns name -> array of the answer's outputs."""
         module = tritonclient.http if protocol == "http" else tritonclient.grpc
@@ -194,7 +199,8 @@ class Server(Endpoint):
         return self.log_file.read_text("utf-8", "replace")
 
     def stop(self, number=signal.SIGTERM, seconds=60):
-        """Ends the server and returns its exit code."""
+        """Ends the server and returns its exit code. It waits for its clients to hang up, which we do."""
+        self.hang_up()
         if self.process.poll() is None:
             self.process.send_signal(number)
             try:
@@ -238,10 +244,11 @@ def concurrently(function, items, threads=None):
 
 
 class Load:
-    """Keeps asking in threads of its own until it is stopped; counts answers and keeps every failure."""
+    """Keeps asking in threads of its own until it is stopped; counts answers and keeps every failure, each with the
+    time at which its request was made."""
 
-    def __init__(self, ask, threads=4):
-        self.answered, self.failures = 0, []
+    def __init__(self, ask, threads=4, at_end=lambda: None):
+        self.answered, self.failures, self._at_end = 0, [], at_end
         self._ask, self._stop, self._lock = ask, threading.Event(), threading.Lock()
         self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(threads)]
 
@@ -260,13 +267,16 @@ class Load:
 
     def _run(self, number):
         while not self._stop.is_set():
+            started = time.monotonic()
             try:
                 self._ask(number)
                 with self._lock:
                     self.answered += 1
             except Exception as error:  # noqa: BLE001 - shown by the test
                 with self._lock:
-                    self.failures.append(error)
+                    self.failures.append((started, error))
+                time.sleep(0.01)
+        self._at_end()
 
 
 def cosine(a, b):

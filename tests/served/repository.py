@@ -20,7 +20,14 @@ SMALL = ROOT / "build" / "checkpoints"
 EXAMPLES = ROOT / "build" / "model_repo"
 
 # Every head, file and name that is served; the rest of CHECKPOINTS is for refusing (test_refused_files.py).
-NOT_SERVED = {"embed_mean_sqrt_len", "embed_weighted_mean", "embed_concat", "embed_dense"}
+NOT_SERVED = {
+    "embed_mean_sqrt_len",
+    "embed_weighted_mean",
+    "embed_concat",
+    "embed_dense",
+    "embed_prompt",
+    "embed_truncate_dim",
+}
 SERVED_CHECKPOINTS = [name for name in checkpoints.CHECKPOINTS if name not in NOT_SERVED]
 
 
@@ -100,9 +107,12 @@ def write_common(path):
     # Waits for N requests, so that they meet in one batch.
     for size, source in ((8, "embed_mean_normalize"), (32, "minilm")):
         waits = "dynamic_batching { preferred_batch_size: [ %d ] max_queue_delay_microseconds: 2000000 }" % size
-        repository.add(f"wait_for_{size}", source, fp32, f"instance_group [{{ count: 1 kind: KIND_CPU }}]\n{waits}")
+        one = f"max_batch_size: {size} instance_group [{{ count: 1 kind: KIND_CPU }}]"
+        repository.add(f"wait_for_{size}", source, fp32, f"{one}\n{waits}")
+    more = {"embed_bare_legacy": {"task": "embed"}}  # its architecture is BertForMaskedLM
     for name in SERVED_CHECKPOINTS:
-        repository.add(name, name, fp32 | ({"text_pair": "true"} if is_pair(name) else {}))
+        pair = {"text_pair": "true"} if is_pair(name) else {}
+        repository.add(name, name, {**fp32, **pair, **more.get(name, {})})
     return repository
 
 

@@ -15,7 +15,7 @@ LOGITS = 'output [{ name: "LOGITS" data_type: TYPE_FP32 dims: [ 3 ] }]'
 
 # name -> (checkpoint, parameters, text of config.pbtxt, words of the load error)
 REFUSED = {
-    "no_such_input": ("embed_mean", {}, 'input [{ name: "WORDS" data_type: TYPE_STRING dims: [ 1 ] }]', ["WORDS"]),
+    "no_such_input": ("embed_mean", {}, 'input [{ name: "WORDS" data_type: TYPE_STRING dims: [ 1 ] }]', ["TEXT"]),
     "input_of_numbers": ("embed_mean", {}, 'input [{ name: "TEXT" data_type: TYPE_INT32 dims: [ 1 ] }]', ["TEXT"]),
     "input_of_two": ("embed_mean", {}, 'input [{ name: "TEXT" data_type: TYPE_STRING dims: [ 2 ] }]', ["TEXT"]),
     "no_such_output": (
@@ -60,6 +60,7 @@ def server(serve, new_repository):
     models.add(
         "batcher_given", "embed_mean", text="dynamic_batching { max_queue_delay_microseconds: 1234 }\nmax_batch_size: 9"
     )
+    models.add("batcher_alone", "embed_mean", text="dynamic_batching { max_queue_delay_microseconds: 1234 }")
     models.add("pair", "classify_pair_three", {"text_pair": "true"})
     models.add("second_version", "embed_mean")
     second = models.path / "second_version" / "3"
@@ -101,7 +102,9 @@ def test_max_batch_size_of_the_user_is_kept(server):
         assert server.config(model)["max_batch_size"] == 4
         assert server.infer(model, ["a"] * 4)["EMBEDDING"].shape == (4, 64)
     assert server.config("batcher_given")["max_batch_size"] == 9
-    assert server.config("batcher_given")["dynamic_batching"]["max_queue_delay_microseconds"] == 1234
+    assert server.config("batcher_alone")["max_batch_size"] == 256
+    for model in ("batcher_given", "batcher_alone"):
+        assert server.config(model)["dynamic_batching"]["max_queue_delay_microseconds"] == 1234
 
 
 def test_outputs_of_the_user_are_all_there_is(server):

@@ -5,8 +5,8 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -19,14 +19,29 @@ from harness import ROOT, free_ports
 pytestmark = pytest.mark.skipif(bool(conftest.EXTERNAL), reason="starts servers of its own")
 
 
+# Makes the terminal on its standard input its own, and becomes the command.
+BECOME = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
 class Terminal:
     """A command at a terminal of its own."""
 
     def __init__(self, *command, **variables):
-        self.pid, self.file = pty.fork()
-        if self.pid == 0:
-            os.chdir(ROOT)
-            os.execvpe(command[0], command, {**os.environ, **variables})
+        self.file, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-ISc", BECOME, *command],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
+        os.close(theirs)
         self.text = ""
 
     def read_until(self, words, seconds=120):
@@ -54,14 +69,16 @@ class Terminal:
         while time.monotonic() < end:
             if not self._read():
                 break
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.process.wait(5)
 
     def kill(self):
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        """Ends what is left: closing the terminal hangs up on it."""
         os.close(self.file)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 @pytest.fixture

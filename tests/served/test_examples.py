@@ -71,6 +71,7 @@ def test_generate_answers_with_plain_json(common):
                 "PROBABILITIES": ("FP32", [-1, 2]),
                 "LABEL": ("BYTES", [-1, 1]),
                 "SCORE": ("FP32", [-1, 1]),
+                "TOKEN_COUNT": ("INT32", [-1, 1]),
             },
         ),
     ],

@@ -9,7 +9,7 @@ from harness import as_bytes
 from reference import reference
 
 OUTPUTS = {
-    "classify_three": ["LOGITS", "PROBABILITIES", "LABEL", "SCORE"],
+    "classify_three": ["LOGITS", "PROBABILITIES", "LABEL", "SCORE", "TOKEN_COUNT"],
     "embed_mean": ["EMBEDDING", "TOKEN_COUNT"],
 }
 TEXTS = ["The cat sat on the mat.", "", "Bread rises."]

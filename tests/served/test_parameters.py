@@ -32,7 +32,7 @@ REFUSED = {
     "bad_threads": ("embed_mean", {"intra_op_thread_count": "0"}, ["intra_op_thread_count"]),
     "empty_value": ("embed_mean", {"pooling": ""}, ["pooling"]),
     # Impossible together.
-    "classify_without_a_head": ("embed_mean", {"task": "classify"}, ["task", "classify"]),
+    "classify_without_a_head": ("embed_mean", {"task": "classify"}, ["classifi"]),
     "pooling_of_a_classifier": ("classify_three", {"pooling": "mean"}, ["pooling", "classify"]),
     "normalize_of_a_classifier": ("classify_three", {"normalize": "true"}, ["normalize", "classify"]),
     "aggregation_of_an_embedder": ("embed_mean", {"aggregation": "simple"}, ["aggregation"]),

@@ -317,6 +317,16 @@ def pooling_that_is_not_served(d):
     pass
 
 
+@case("embed_prompt", "config_sentence_transformers.json", "query")
+def prompt_that_would_be_left_out(d):
+    pass
+
+
+@case("embed_truncate_dim", "config_sentence_transformers.json", "truncate_dim")
+def dimensions_that_would_be_left_in(d):
+    pass
+
+
 @pytest.fixture(scope="module")
 def broken(serve, new_repository):
     models = new_repository()

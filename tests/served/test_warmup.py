@@ -24,7 +24,7 @@ def server(serve, new_repository):
     (models.path / "bad_file" / "warmup" / "texts").write_bytes(struct.pack("<I", 2) + b"\xff\xfe")
     models.add("none", "embed_mean")
     waits = "dynamic_batching { preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 2000000 }"
-    models.add("batches", "embed_mean", text=f"instance_group [{{ count: 1 kind: KIND_CPU }}]\n{waits}")
+    models.add("batches", "embed_mean", text=f"max_batch_size: 64\ninstance_group [{{ count: 1 kind: KIND_CPU }}]\n{waits}")
     return serve(models)
 
 

@@ -125,7 +125,7 @@ impl<'a> Job<'a> {
         let read = || -> Result<_> {
             let input = request.input("TEXT")?;
             let texts = input.texts()?;
-            let texts = texts.as_strs()?.into_iter().map(str::to_string).collect();
+            let texts = (0..texts.len()).map(|row| texts.str(row).map(str::to_string)).collect::<Result<_>>()?;
             let shape = input.shape().to_vec();
             // An optional input that nothing declares: looked for and not found.
             if let Some(input) = request.optional_input("SCALE")? {

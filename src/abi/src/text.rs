@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn names_the_row_that_is_not_utf8() {
         let data = encode(&[b"fine".as_slice(), b"bad \xff"]).expect("fits");
-        let error = Texts::parse("TEXT", data, 2).expect("framed").as_strs().expect_err("not UTF-8");
+        let error = Texts::parse("TEXT", data, 2).expect("framed").str(1).expect_err("not UTF-8");
         assert_eq!(error.message(), "input 'TEXT', row 1: not valid UTF-8 from byte 4 on");
     }
 }

@@ -110,3 +110,5 @@ impl Engine for CpuEngine {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_minilm;
