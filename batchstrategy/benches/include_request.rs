@@ -7,7 +7,7 @@ mod host;
 use std::ffi::CString;
 use std::hint::black_box;
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::Criterion;
 
 use host::{Model, Request, Scheduler, State, budget};
 
@@ -31,9 +31,8 @@ fn include_request(criterion: &mut Criterion) {
     criterion.bench_function("a scan of one request", |bencher| bencher.iter(|| scheduler.scan(black_box(&queue))));
 }
 
-criterion_group! {
-    name = benches;
-    config = Criterion::default().without_plots();
-    targets = include_request
+fn main() {
+    let mut criterion = Criterion::default().without_plots().configure_from_args();
+    include_request(&mut criterion);
+    criterion.final_summary();
 }
-criterion_main!(benches);
