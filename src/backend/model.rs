@@ -95,7 +95,8 @@ impl Model {
     /// A new instance, warm: it has run one short pass, so that READY means ready.
     pub fn instance(&self) -> Result<Instance> {
         let mut instance = Instance { runner: self.engine.runner()?, batch: PackedBatch::new() };
-        let tokens = self.tokenizer.encode("warm-up", self.config.inputs.get(1).map(|_| "warm-up"))?;
+        // The empty text fits any max_length.
+        let tokens = self.tokenizer.encode("", self.config.inputs.get(1).map(|_| ""))?;
         instance.batch.push(&tokens.input_ids, &tokens.token_type_ids);
         let value = self.config.head.main_value();
         let mut row = vec![0.0; self.config.head.width(value, &self.config.spec)];

@@ -80,7 +80,7 @@ class Endpoint:
             client.close()
 
     def infer(self, model, inputs, outputs=None, protocol="http", class_count=0, **more):
-        """Asks `model`. `inputs`: name -> array, or texts for TEXT alone. Returns name -> array of the answer's outputs."""
+        """Asks `model`. `inputs`: name -> array, or texts for TEXT alone. Returns name -> array of each output."""
         module = tritonclient.http if protocol == "http" else tritonclient.grpc
         if not isinstance(inputs, dict):
             inputs = {"TEXT": inputs}

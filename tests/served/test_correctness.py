@@ -87,10 +87,9 @@ def test_a_batch_of_32_requests_answers_as_each_text_alone(common, solo, protoco
 
 
 def test_requests_of_several_rows_share_a_batch_and_keep_their_rows(common, solo, protocol):
-    parts = [MIX[0:1], MIX[1:4], MIX[4:12], MIX[12:32]]
+    parts = [[text(name) for name in part] for part in (MIX[0:1], MIX[1:4], MIX[4:12], MIX[12:32])]
     answers = concurrently(
-        lambda part: common.infer("wait_for_32", [text(n) for n in part], ["EMBEDDING"], protocol=protocol)["EMBEDDING"],
-        parts,
+        lambda part: common.infer("wait_for_32", part, ["EMBEDDING"], protocol=protocol)["EMBEDDING"], parts
     )
     assert not [a for a in answers if isinstance(a, Exception)]
     assert [len(a) for a in answers] == [len(part) for part in parts]

@@ -136,7 +136,7 @@ def test_a_cancelled_request_says_so_and_its_neighbours_are_answered(common):
         results.append((result, error))
         done.release()
 
-    # Alone in a queue that waits two seconds for 8: there is time to cancel.
+    # Alone in a queue that waits three seconds for 8: there is time to cancel.
     cancelled = client.async_infer("wait_for_8", [tensor], callback)
     kept = client.async_infer("wait_for_8", [tensor], callback)
     cancelled.cancel()

@@ -43,6 +43,7 @@ REFUSED = {
     "task_fill_mask": ("embed_bare_legacy", {"task": "fill_mask"}, ["task", "fill_mask"]),
     "engine_cuda": ("embed_mean", {"engine": "cuda"}, ["engine", "cuda"]),
     "engine_onnx": ("embed_mean", {"engine": "onnx"}, ["engine", "onnx"]),
+    "dtype_bf16": ("embed_mean", {"dtype": "bf16"}, ["dtype", "bf16"]),
     "dtype_int8": ("embed_mean", {"dtype": "int8"}, ["dtype", "int8"]),
     "dtype_fp8": ("embed_mean", {"dtype": "fp8"}, ["dtype", "fp8"]),
 }
@@ -57,6 +58,7 @@ ACCEPTED = {
     "not_normalized": ("embed_mean_normalize", {"normalize": "false"}),
     "short": ("embed_mean", {"max_length": "8"}),
     "short_left": ("embed_mean", {"max_length": "8", "truncation": "left"}),
+    "strict": ("embed_mean", {"max_length": "3", "truncation": "error"}),
     "longest": ("embed_mean", {"max_length": "128"}),
     "one_token_passes": ("embed_mean", {"max_batch_tokens": "1"}),
     "one_thread": ("embed_mean", {"intra_op_thread_count": "1"}),

@@ -107,7 +107,7 @@ impl BackendHandle {
 }
 
 /// Defines the C entry points that Triton looks up in the plugin, for one type that implements
-/// [`Backend`](crate::Backend). To be used once, in the crate that is built as the `cdylib`.
+/// [`Backend`]. To be used once, in the crate that is built as the `cdylib`.
 #[macro_export]
 macro_rules! export_backend {
     ($backend:ty) => {

@@ -1,12 +1,13 @@
 //! Batching libraries (`batchstrategy.so`): which requests of the queue share a batch.
 //!
 //! Triton asks, on the thread of a model's scheduler and under its lock, whether the next request of the queue joins the
-//! batch that is being formed. A library implements [`BatchStrategy`] and names itself with [`export_batcher!`]; what a
-//! request costs is all that it decides. The rest is here, because doing it otherwise hangs the queue of a real server:
+//! batch that is being formed. A library implements [`BatchStrategy`] and names itself with
+//! [`export_batcher!`](crate::export_batcher); what a request costs is all that it decides. The rest is here, because
+//! doing it otherwise hangs the queue of a real server:
 //!
 //! * **The first request of a batch is always included.** Refusing it makes the scheduler look at it again at once, for
 //!   ever. So does an error, so none is returned, and a panic includes the request.
-//! * **A batch that waits for an instance keeps growing**, in what looks like a new batch; [`pending`] recognizes it.
+//! * **A batch that waits for an instance keeps growing**, in what looks like a new batch; that is recognized.
 //! * **Nothing is freed.** When a model is unloaded the server finalizes the batcher and only then joins the scheduler's
 //!   thread, which may still use it. A batcher is 64 bytes; link the library with `-z nodelete`.
 //!

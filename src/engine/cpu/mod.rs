@@ -59,7 +59,7 @@ pub(crate) struct CpuModel {
 /// Packs `weights` for this CPU. What is returned does not refer to the checkpoint.
 ///
 /// # Errors
-/// `Unavailable` when there is no memory; `Unsupported` for a number format that this CPU has no kernels for.
+/// `Unavailable` when there is no memory; `Unsupported` for a number format that there are no kernels for.
 pub fn load(
     spec: &EncoderSpec,
     head: &HeadSpec,
@@ -79,11 +79,15 @@ impl CpuModel {
         pool: Arc<Pool>,
         kernels: &'static Kernels,
     ) -> Result<Self> {
-        match options.dtype {
-            Dtype::Auto | Dtype::Fp32 => {}
-            Dtype::Bf16 | Dtype::Int8 => {
-                return Err(Error::unsupported("dtype: the CPU engine has no kernels for it on this CPU; use fp32"));
-            }
+        let missing = match options.dtype {
+            Dtype::Auto | Dtype::Fp32 => None,
+            Dtype::Bf16 => Some("bf16"),
+            Dtype::Int8 => Some("int8"),
+        };
+        if let Some(name) = missing {
+            return Err(Error::unsupported(format!(
+                "dtype '{name}' is not available in this version; available: auto, fp32"
+            )));
         }
         let all = pool.threads();
         let threads = if options.threads == 0 { all } else { options.threads.min(all) };
