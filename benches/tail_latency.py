@@ -12,7 +12,11 @@ answer before it sends the next. Three variants of the same build:
 
 Each runs at every max_batch_size and queue delay of the grid, `--rounds` times in turn, so that what else the machine
 does hits all alike. A point is the median of its rounds. A variant's best point is the one with the lowest p99 of the
-short texts among those that have at least 95 % of the best throughput that `neither` has anywhere.
+short texts among those that have at least 95 % of the best throughput that `neither` has anywhere. The last table
+compares the variants point by point: what a user has who did not search the grid.
+
+The connections are never idle, so the mean latency of all texts is their number over the throughput, whatever is done:
+the p99 of short texts can fall to that mean, and below it only by what the long ones wait longer.
 
 Prints tables, and writes benches/results/tail_latency.csv, a line for each run.
 """
@@ -36,7 +40,6 @@ import closed_loop  # noqa: E402  (tests/served)
 import harness  # noqa: E402
 import repository  # noqa: E402
 
-CONNECTIONS = 32
 SHORT_TOKENS, LONG_TOKENS, MAX_LENGTH = 64, (480, 512), 512
 LONG_PART = 0.05
 # As many texts as there are different ones; they are sent in turn.
@@ -88,22 +91,25 @@ def make_texts(server, model, seed=20):
     return texts
 
 
-def add_models(models, variants, sizes, delays):
+def add_models(models, options):
     """A model for each point; all share the file of the weights. Returns (variant, size, delay) -> name."""
+    instances = f"instance_group [{{ count: {options.instances} kind: KIND_CPU }}]" if options.instances else ""
     names = {}
-    for variant in variants:
-        for size in sizes:
-            for delay in delays:
+    for variant in options.variants:
+        for size in options.sizes:
+            for delay in options.delays:
                 name = f"{variant.replace('-', '')}_{size}_{delay}"
                 parameters = {"max_length": MAX_LENGTH}
                 directory = models.add(name, "minilm").parent
                 if variant == "neither":
                     parameters["max_batch_tokens"] = NO_BUDGET
+                elif options.budget:
+                    parameters["max_batch_tokens"] = options.budget
                 if variant == "batcher":
                     parameters["TRITON_BATCH_STRATEGY_PATH"] = directory / "batchstrategy.so"
                     shutil.copy(harness.BATCHER, directory)
                 batching = f"dynamic_batching {{ max_queue_delay_microseconds: {delay} }}"
-                models.configure(name, parameters, f"max_batch_size: {size} {batching}")
+                models.configure(name, parameters, f"max_batch_size: {size} {instances} {batching}")
                 names[variant, size, delay] = name
     return names
 
@@ -119,14 +125,14 @@ def percentile(values, part):
     return values[min(len(values) - 1, int(part * len(values)))]
 
 
-def measure(server, model, texts, warmup, seconds):
+def measure(server, model, texts, options):
     """One run of one model, which is loaded for it alone."""
     control(server, "load", model)
     try:
         requests = [closed_loop.request(model, [text], "EMBEDDING") for text, _ in texts]
-        closed_loop.run(server.http, requests, CONNECTIONS, seconds=warmup)
+        closed_loop.run(server.http, requests, options.connections, seconds=options.warmup)
         before = counts(server, model)
-        answers = closed_loop.run(server.http, requests, CONNECTIONS, seconds=seconds)
+        answers = closed_loop.run(server.http, requests, options.connections, seconds=options.seconds)
         after = counts(server, model)
     finally:
         control(server, "unload", model)
@@ -191,6 +197,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8, help="of each run")
     parser.add_argument("--warmup", type=float, default=2)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--instances", type=int, help="default: the backend's")
+    parser.add_argument("--budget", type=int, help="max_batch_tokens of re-split and batcher; default: the engine's")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--delays", type=int, nargs="+", default=DELAYS, help="microseconds")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
@@ -204,7 +213,7 @@ def main():
         (backends / "rust").mkdir(parents=True)
         (backends / "rust" / harness.LIBRARY.name).symlink_to(harness.LIBRARY.resolve())
         models = repository.Repository(work / "models")
-        names = add_models(models, options.variants, options.sizes, options.delays)
+        names = add_models(models, options)
         models.add("counts", "minilm", {"max_length": MAX_LENGTH})
         flags = ["--model-control-mode=explicit", "--load-model=counts"]
         runs = []
@@ -218,7 +227,7 @@ def main():
                     for delay in options.delays:
                         for variant in options.variants:
                             key = (variant, size, delay)
-                            row = measure(server, names[key], texts, options.warmup, options.seconds)
+                            row = measure(server, names[key], texts, options)
                             runs.append((round_number, key, row))
                             print(round_number, *key, f"{row['throughput']:.0f}/s p99 {row['short_p99_ms']:.1f} ms", flush=True)
 
@@ -237,11 +246,20 @@ def main():
     best = best_points(points)
     print("\nBest points:\n\n" + table(best.values(), first))
     if "neither" in best:
-        reference = best["neither"][1]
         print()
         for variant, (_, row) in best.items():
-            p99, speed = reference["short_p99_ms"] / row["short_p99_ms"], row["throughput"] / reference["throughput"]
-            print(f"{variant}: p99 of short texts {p99:.2f} x better than neither, at {speed:.2f} of its throughput")
+            print(f"{variant}: {compare(row, best['neither'][1])}")
+        print("\nAgainst `neither` at the same point, p99 of short texts and throughput:\n")
+        print("| max_batch_size | delay us | " + " | ".join(options.variants[1:]) + " |" + "\n" + "|---" * (1 + len(options.variants)) + "|")
+        for size in options.sizes:
+            for delay in options.delays:
+                cells = [compare(points[v, size, delay], points["neither", size, delay]) for v in options.variants[1:]]
+                print(f"| {size} | {delay} | " + " | ".join(cells) + " |")
+
+
+def compare(row, reference):
+    p99, speed = reference["short_p99_ms"] / row["short_p99_ms"], row["throughput"] / reference["throughput"]
+    return f"{p99:.2f} x better, {speed:.2f} of the throughput"
 
 
 if __name__ == "__main__":

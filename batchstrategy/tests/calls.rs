@@ -176,6 +176,20 @@ fn only_models_of_ours_are_batched_by_tokens() {
     }
 }
 
+/// The model loads all the same.
+#[test]
+fn a_server_that_fails_at_load_is_without_the_library() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    LOG.lock().expect("no panic under it").clear();
+    let budget = budget(1);
+    let state = State::new(&budget);
+    FAIL.store(true, Ordering::Relaxed);
+    let scheduler = Scheduler::new(&model(&state));
+    FAIL.store(false, Ordering::Relaxed);
+    assert!(scheduler.batcher.is_null());
+    assert!(LOG.lock().expect("no panic under it").iter().any(|line| line.contains("injected")));
+}
+
 #[test]
 fn null_is_tolerated_everywhere() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

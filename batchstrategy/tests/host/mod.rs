@@ -72,7 +72,7 @@ impl Request {
     }
 }
 
-/// Makes every look at a request's inputs fail.
+/// Makes every look at a model, or at a request's inputs, fail.
 pub static FAIL: AtomicBool = AtomicBool::new(false);
 pub static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -162,6 +162,9 @@ extern "C" fn TRITONBACKEND_ModelBackend(
     model: *mut TRITONBACKEND_Model,
     backend: *mut *mut TRITONBACKEND_Backend,
 ) -> *mut TRITONSERVER_Error {
+    if FAIL.load(Ordering::Relaxed) {
+        return failure();
+    }
     // SAFETY: the library passes places to write to; a model stands for its backend.
     unsafe { *backend = model.cast() };
     null_mut()
