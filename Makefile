@@ -19,6 +19,8 @@ BENCH_DEPS := .venv-bench/.requirements-installed
 DEPS := .venv/.requirements-installed
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 LIBRARY := libtriton_rust.so
+# The name that Triton looks for, beside the backend.
+BATCHER := batchstrategy.so
 CARGO ?= cargo
 export HTTP_PORT GRPC_PORT METRICS_PORT TRITONSERVER
 
@@ -43,7 +45,7 @@ help: ## Show this list
 	    MODEL         'a Hugging Face directory to serve instead of the examples' \
 	    MODEL_REPO    'a Triton model repository to serve instead of the examples' \
 	    TRITONSERVER  'a tritonserver binary (default: the one in .venv)' \
-	    PREFIX        'where install lays rust/$(LIBRARY) ($(PREFIX))' \
+	    PREFIX        'where install lays rust/ ($(PREFIX))' \
 	    IMAGE         'the image of test-container, nvcr.io/nvidia/tritonserver:<yy.mm>-py3' \
 	    TESTS         'what test-served runs ($(TESTS))' \
 	    ROUNDS        'of bench-served: how often everybody is measured ($(ROUNDS))' \
@@ -62,13 +64,14 @@ $(DEPS): requirements.txt
 	@touch $@
 
 .PHONY: build
-build: deps ## Compile the backend, release profile
-	$(CARGO) build --release --locked
+build: deps ## Compile the backend and its batching library, release profile
+	$(CARGO) build --release --locked -p triton-rust -p batchstrategy
 
 .PHONY: install
 install: build ## Lay PREFIX/rust/, for --backend-directory=PREFIX or /opt/tritonserver/backends
 	@install -D -m 755 $(TARGET)/release/$(LIBRARY) $(PREFIX)/rust/$(LIBRARY)
-	@echo 'Installed $(PREFIX)/rust/$(LIBRARY)'
+	@install -D -m 755 $(TARGET)/release/libbatchstrategy.so $(PREFIX)/rust/$(BATCHER)
+	@echo 'Installed $(PREFIX)/rust/$(LIBRARY) and $(BATCHER)'
 
 .PHONY: models
 models: deps ## Assemble the example model repository in build/model_repo

@@ -6,7 +6,9 @@ mod metrics;
 mod model;
 mod pipeline;
 
-use triton_abi::{Backend, BackendHandle, Batch, InstanceGroup, InstanceHandle, Kind, ModelHandle, Result, log_warn};
+use triton_abi::{
+    Backend, BackendHandle, Batch, InstanceGroup, InstanceHandle, Kind, ModelHandle, Result, TokenBudget, log_warn,
+};
 
 use crate::batch::PackedBatch;
 use crate::config::parameters;
@@ -67,6 +69,10 @@ impl Backend for TextBackend {
 
     fn uncacheable_output<'m>(&self, model: &'m Model) -> Option<&'m str> {
         model.response_cache.then(|| model.config.outputs[0].1.name.as_str())
+    }
+
+    fn token_budget<'m>(&self, model: &'m Model) -> Option<&'m TokenBudget> {
+        Some(&model.budget)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use triton_abi::{ModelHandle, log_info, log_warn};
+use triton_abi::{ModelHandle, TokenBudget, log_info, log_warn};
 
 use super::metrics::Metrics;
 use super::{Instance, labels};
@@ -34,6 +34,8 @@ pub struct Model {
     pub threads: usize,
     /// Tokens of one pass.
     pub max_batch_tokens: usize,
+    /// The same and what else a batching library reads, of which the pipeline learns the bytes per token.
+    pub budget: TokenBudget,
     /// Whether shapes have a batch dimension.
     pub batching: bool,
     /// Whether answers may be cached: then each holds every declared output.
@@ -66,8 +68,12 @@ impl Model {
             engine.describe(),
             config.max_length
         );
+        let special_tokens = tokenizer.special_tokens(config.inputs.len() > 1);
+        let metrics = Metrics::new(&name, handle.version()?)?;
+        metrics.max_batch_tokens.set(max_batch_tokens as f64);
         Ok(Self {
-            metrics: Metrics::new(&name, handle.version()?)?,
+            metrics,
+            budget: TokenBudget::new(max_batch_tokens, config.max_length, special_tokens),
             batching: triton.max_batch_size() > 0,
             response_cache: triton.response_cache(),
             declared: triton.output_names(),

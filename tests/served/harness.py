@@ -24,6 +24,7 @@ import tritonserver  # noqa: E402  (scripts/tritonserver.py)
 
 BACKENDS = ROOT / os.environ.get("BACKENDS", "build/backends")
 LIBRARY = BACKENDS / "rust" / "libtriton_rust.so"
+BATCHER = BACKENDS / "rust" / "batchstrategy.so"
 PROTOCOLS = ("http", "grpc")
 
 # What tritonclient's InferenceServerException.status() says for each of Triton's codes.

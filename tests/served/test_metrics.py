@@ -9,6 +9,7 @@ from harness import concurrently, until
 COUNTERS = [
     "rust_texts_total",
     "rust_tokens_total",
+    "rust_estimated_tokens_total",
     "rust_truncated_texts_total",
     "rust_tokenize_seconds_total",
     "rust_encode_seconds_total",
