@@ -10,8 +10,12 @@ PREFIX ?= build/backends
 PYTHON ?= python3
 IMAGE ?=
 TESTS ?= tests
+ROUNDS ?= 5
+SECONDS ?= 2
 
 PY := .venv/bin/python
+BENCH_PY := .venv-bench/bin/python
+BENCH_DEPS := .venv-bench/.requirements-installed
 DEPS := .venv/.requirements-installed
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 LIBRARY := libtriton_rust.so
@@ -41,7 +45,9 @@ help: ## Show this list
 	    TRITONSERVER  'a tritonserver binary (default: the one in .venv)' \
 	    PREFIX        'where install lays rust/$(LIBRARY) ($(PREFIX))' \
 	    IMAGE         'the image of test-container, nvcr.io/nvidia/tritonserver:<yy.mm>-py3' \
-	    TESTS         'what test-served runs ($(TESTS))'
+	    TESTS         'what test-served runs ($(TESTS))' \
+	    ROUNDS        'of bench-served: how often everybody is measured ($(ROUNDS))' \
+	    SECONDS       'of bench-served: how long each time ($(SECONDS))'
 
 .PHONY: deps
 deps: $(DEPS) ## Set up .venv with what building and testing needs (pinned)
@@ -111,7 +117,33 @@ test: ## Everything, from a clean clone
 test-container: install models ## The served tests against IMAGE=nvcr.io/nvidia/tritonserver:<yy.mm>-py3 (needs Docker)
 	@scripts/test_container.sh '$(IMAGE)' '$(PREFIX)' '$(PY)'
 
+.PHONY: bench
+bench: ## The engine alone, then served beside its rivals (about 15 minutes; wants an idle machine)
+	$(call heading,Engine alone)
+	@$(MAKE) --no-print-directory bench-engine
+	$(call heading,Served)
+	@$(MAKE) --no-print-directory bench-served
+
+.PHONY: bench-engine
+bench-engine: deps ## Tokens/s of the engine alone, and the share of the measured peak
+	$(CARGO) bench --locked --bench engine
+
+# The rivals run in a Python of their own, beside the packages that build and test.
+$(BENCH_DEPS): benches/requirements.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit("The rivals need Python 3.11 or 3.12, this is %d.%d: make PYTHON=python3.12" % v)'
+	@test -x $(BENCH_PY) || { echo 'Creating .venv-bench'; $(PYTHON) -m venv .venv-bench; }
+	@echo 'Installing benches/requirements.txt into .venv-bench (about 200 MB to download the first time)'
+	@$(BENCH_PY) -m pip install --disable-pip-version-check --progress-bar off --no-deps -r benches/requirements.txt \
+	    | sed -n 's/^Collecting /  /p'
+	@touch $@
+
+.PHONY: bench-served
+bench-served: install $(BENCH_DEPS) ## Our backend and six rivals in one tritonserver (ROUNDS=5 SECONDS=2, about 11 minutes)
+	$(CARGO) build --release --locked -p load
+	@$(BENCH_PY) benches/served.py --backends '$(PREFIX)' --load $(TARGET)/release/load \
+	    --rounds $(ROUNDS) --seconds $(SECONDS)
+
 .PHONY: clean
-clean: ## Remove what was built (keeps .venv)
+clean: ## Remove what was built (keeps .venv and .venv-bench)
 	$(CARGO) clean
 	rm -rf build

@@ -12,6 +12,7 @@ use crate::batch::PackedBatch;
 use crate::config::parameters;
 use crate::engine::Runner;
 use crate::error::{Error, ErrorKind};
+use crate::pool::Pool;
 use model::Model;
 
 /// Instances of a model whose config.pbtxt names none: while one encodes, the other tokenizes.
@@ -35,11 +36,8 @@ impl Backend for TextBackend {
     type Instance = Instance;
 
     fn initialize(host: &BackendHandle) -> Result<Self> {
-        let threads = match parameters::pool_threads(&host.config_json()?)? {
-            Some(threads) => threads,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        Ok(Self { threads })
+        let threads = parameters::pool_threads(&host.config_json()?)?;
+        Ok(Self { threads: threads.unwrap_or_else(Pool::default_threads) })
     }
 
     fn default_instances(&self) -> Vec<InstanceGroup> {

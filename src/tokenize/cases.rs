@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 
-use super::tests::{MINILM, edited, load, options};
+use super::tests::{MINILM, Whole, edited, load, options};
 use super::*;
 use std::path::Path;
 
@@ -216,6 +216,24 @@ fn floods_hide_nothing() {
     }
     let text = format!("hello{}world{}[SEP]", flood(" "), flood("\n\t"));
     assert_eq!(tokenizer.encode(&text, None).unwrap().input_ids, [CLS, 7592, 2088, SEP, SEP]);
+}
+
+/// A mark that vanishes keeps the two beside it in their order, however many others vanish with it.
+#[test]
+fn floods_keep_what_parts_two_marks() {
+    let json = edited(|file| {
+        file["model"]["vocab"]["##\u{302e}"] = json!(30522);
+        file["model"]["vocab"]["##\u{1d165}"] = json!(30523);
+    });
+    let options = options(16, Truncation::Right);
+    let (tokenizer, whole) = (Tokenizer::from_bytes(&json, options).unwrap(), Whole::new(&json));
+    let flood = "\u{301}\0".repeat(5000);
+    for (between, expected) in [("", [30523, 30522]), ("\u{941}", [30522, 30523])] {
+        let text = format!("x\u{302e}{flood}{between}{flood}\u{1d165}");
+        let found = tokenizer.encode(&text, None).unwrap();
+        assert_eq!(found.input_ids[2..4], expected);
+        assert_eq!(found, whole.encode(&text, None, options));
+    }
 }
 
 /// The crate can run on all cores by itself, in threads that nobody ends; here it must not.

@@ -1,14 +1,14 @@
 //! Raw text to token ids, as `tokenizer.json` of the model's directory says and as transformers' fast tokenizers do it
 //! with `truncation=True` (pairs: longest first) and no padding.
 //!
-//! Truncation comes before the expensive part: a text is read piece by piece ([`boundaries`]) until it has given more
+//! Truncation comes before the expensive part: a text is read piece by piece (`boundaries`) until it has given more
 //! tokens than there is room for, so that 10 MB cost what their first few hundred tokens cost. The pieces' tokens are
 //! exactly the whole text's. That holds for BERT's pipeline (`BertNormalizer`, `Lowercase`, both or none, and
 //! `BertPreTokenizer`); a text of any other pipeline (byte-level, Metaspace, Unicode normal forms) is one piece: the
 //! same answer, in time and memory that grow with the text.
 //!
 //! The crate keeps track of where every byte came from; nine tenths of its time go there. Plain ASCII needs none of it,
-//! so [`ascii`] splits it into the same words.
+//! so `ascii` splits it into the same words.
 //!
 //! Nothing here starts a thread or holds a lock while it works: any number of threads may call [`Tokenizer::encode`].
 

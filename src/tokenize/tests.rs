@@ -36,17 +36,17 @@ pub(super) fn edited(edit: impl FnOnce(&mut Json)) -> Vec<u8> {
 }
 
 /// The crate's answer: everything is tokenized, then cut.
-struct Whole(tokenizers::Tokenizer);
+pub(super) struct Whole(tokenizers::Tokenizer);
 
 impl Whole {
-    fn new(json: &[u8]) -> Self {
+    pub(super) fn new(json: &[u8]) -> Self {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).unwrap();
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).unwrap();
         Self(tokenizer)
     }
 
-    fn encode(&self, text: &str, pair: Option<&str>, options: TokenizeOptions) -> Tokens {
+    pub(super) fn encode(&self, text: &str, pair: Option<&str>, options: TokenizeOptions) -> Tokens {
         let encode = |text: &str| {
             let normalized = self.0.get_added_vocabulary().extract_and_normalize(self.0.get_normalizer(), text);
             let mut words = normalized;
@@ -227,11 +227,12 @@ fn pieces_give_the_tokens_of_the_whole_text_with_short_longest_words() {
 #[test]
 fn pieces_give_the_tokens_of_the_whole_text_with_added_tokens() {
     let (no, yes) = (false, true);
-    let sets: [(&[Json], &[&str]); 8] = [
+    let sets: [(&[Json], &[&str]); 9] = [
         (&[added("<user>", [no, no, no, no])], &["<user>", "<user", "user>", "<<user>>"]),
         (&[added("<User>", [no, no, no, yes])], &["<USER>", "<user>", "<us\0er>", "<u\u{301}ser>", "\u{301}<user>"]),
         (&[added("a-b", [no, no, no, no])], &["a-b", "-", "a-ba-b", "aa-bb", "--"]),
         (&[added("a-B-a", [no, no, no, yes])], &["a-b-a", "A-b", "-a-b-", "aa-b-aa", "a\u{b}-b-a"]),
+        (&[added("\u{1}tag\u{2}", [no, no, no, no])], &["\u{1}tag\u{2}", "\u{1}tag", "\u{1}\u{1}tag\u{2}", "tag\u{2}"]),
         (&[added("covid", [no, no, no, no])], &["covid", "xcovidx", "covidcovid"]),
         (&[added("Ünder", [no, no, no, yes])], &["under", "ÜNDER", "xU\u{308}nderx", "un\0der"]),
         (
