@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness import concurrently, cosine
+from harness import concurrently, cosine, until
 from reference import names, reference, text, worst
 from repository import NOT_SERVED
 
@@ -81,7 +81,9 @@ def test_a_batch_of_32_requests_answers_as_each_text_alone(common, solo, protoco
         lambda name: common.infer("wait_for_32", [text(name)], ["EMBEDDING"], protocol=protocol)["EMBEDDING"], MIX
     )
     assert not [a for a in answers if isinstance(a, Exception)]
-    assert common.batch_sizes("wait_for_32").get(32, 0) == before + 1, "the requests did not meet in one batch"
+    # Statistics follow the answers.
+    met = until(lambda: common.batch_sizes("wait_for_32").get(32, 0) == before + 1, seconds=5)
+    assert met, f"the requests did not meet in one batch: {common.batch_sizes('wait_for_32')}"
     similarity = cosine(np.concatenate(answers), solo)
     assert similarity.min() >= 0.999999, worst(MIX, similarity)
 

@@ -44,11 +44,12 @@ def test_warm_up_is_not_counted_as_requests(server):
 def test_statistics_count_requests_rows_and_batches(server):
     answers = concurrently(lambda i: server.infer("batches", [f"text {i}", "and another"]), range(3))
     assert not [answer for answer in answers if isinstance(answer, Exception)]
+    # Statistics follow the answers.
+    assert until(lambda: server.batch_sizes("batches") == {6: 1}, seconds=5), server.batch_sizes("batches")
+    assert until(lambda: server.statistics("batches")["inference_count"] == 6, seconds=5)
     statistics = server.statistics("batches")
-    assert statistics["inference_count"] == 6
     assert statistics["execution_count"] == 1
     assert statistics["last_inference"] > 0
-    assert server.batch_sizes("batches") == {6: 1}
     totals = statistics["inference_stats"]
     assert totals["success"]["count"] == 3 and totals["fail"]["count"] == 0
     for phase in ("compute_input", "compute_infer", "compute_output"):
