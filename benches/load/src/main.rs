@@ -147,7 +147,7 @@ fn field(header: &str, name: &str) -> Option<usize> {
     })
 }
 
-/// Clock ticks that `process` used, in user and kernel mode: fields 14 and 15 of /proc/<process>/stat.
+/// Clock ticks that `process` used, in user and kernel mode: fields 14 and 15 of `/proc/<process>/stat`.
 fn ticks(process: &str) -> Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
     // The second field is a name in parentheses that may hold anything.
