@@ -43,8 +43,7 @@ REFUSED = {
     "task_fill_mask": ("embed_bare_legacy", {"task": "fill_mask"}, ["task", "fill_mask"]),
     "engine_cuda": ("embed_mean", {"engine": "cuda"}, ["engine", "cuda"]),
     "engine_onnx": ("embed_mean", {"engine": "onnx"}, ["engine", "onnx"]),
-    "dtype_bf16": ("embed_mean", {"dtype": "bf16"}, ["dtype", "bf16"]),
-    "dtype_int8": ("embed_mean", {"dtype": "int8"}, ["dtype", "int8"]),
+    "dtype_fp16": ("embed_mean", {"dtype": "fp16"}, ["dtype", "fp16"]),
     "dtype_fp8": ("embed_mean", {"dtype": "fp8"}, ["dtype", "fp8"]),
 }
 
@@ -74,6 +73,9 @@ ACCEPTED = {
     ),
 }
 
+# Served where the CPU has the instructions, else refused by name.
+BY_CPU = ["bf16", "int8"]
+
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
 
@@ -84,6 +86,8 @@ def server(serve, new_repository):
         models.add(name, source, parameters)
     for name, (source, parameters) in ACCEPTED.items():
         models.add(name, source, {"dtype": "fp32", **parameters})
+    for dtype in BY_CPU:
+        models.add(dtype, "embed_mean", {"dtype": dtype})
     return serve(models)
 
 
@@ -98,6 +102,15 @@ def test_refused_by_name(server, name):
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted(server, name):
     assert server.index()[name] == ("READY", "")
+
+
+@pytest.mark.parametrize("dtype", BY_CPU)
+def test_a_dtype_of_some_cpus_is_near_fp32_or_refused_by_name(server, dtype):
+    state, reason = server.index()[dtype]
+    if state == "READY":
+        assert cosine(vector(server, dtype), vector(server, "as_its_files_say"))[0] >= 0.98
+    else:
+        assert "dtype" in reason and dtype in reason, reason
 
 
 def vector(server, model, text="the cat sat on the mat"):
