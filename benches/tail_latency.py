@@ -16,7 +16,8 @@ short texts among those that have at least 95 % of the best throughput that `nei
 compares the variants point by point: what a user has who did not search the grid.
 
 The connections are never idle, so the mean latency of all texts is their number over the throughput, whatever is done:
-the p99 of short texts can fall to that mean, and below it only by what the long ones wait longer.
+the p99 of short texts can fall to that mean, and below it only by what the long ones wait longer. With `--rate` texts
+come at random times instead, so many a second: a server below its capacity.
 
 Prints tables, and writes benches/results/tail_latency.csv, a line for each run.
 """
@@ -132,7 +133,10 @@ def measure(server, model, texts, options):
         requests = [closed_loop.request(model, [text], "EMBEDDING") for text, _ in texts]
         closed_loop.run(server.http, requests, options.connections, seconds=options.warmup)
         before = counts(server, model)
-        answers = closed_loop.run(server.http, requests, options.connections, seconds=options.seconds)
+        if options.rate:
+            answers = closed_loop.run_at(server.http, requests, arrivals(options.rate, options.seconds))
+        else:
+            answers = closed_loop.run(server.http, requests, options.connections, seconds=options.seconds)
         after = counts(server, model)
     finally:
         control(server, "unload", model)
@@ -152,6 +156,14 @@ def measure(server, model, texts, options):
         "passes": passes,
         "tokens_per_pass": tokens / passes,
     }
+
+
+def arrivals(rate, seconds, seed=20):
+    """Times of a Poisson process."""
+    rng, times, now = random.Random(seed), [], 0.0
+    while (now := now + rng.expovariate(rate)) < seconds:
+        times.append(now)
+    return times
 
 
 def counts(server, model):
@@ -198,6 +210,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=8, help="of each run")
     parser.add_argument("--warmup", type=float, default=2)
     parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--rate", type=float, help="texts a second, at random times")
     parser.add_argument("--instances", type=int, help="default: the backend's")
     parser.add_argument("--budget", type=int, help="max_batch_tokens of re-split and batcher; default: the engine's")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)

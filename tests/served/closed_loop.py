@@ -1,4 +1,5 @@
-"""A closed loop over HTTP: each connection sends one request, waits for its answer and sends the next.
+"""Load over HTTP. A closed loop: each connection sends one request, waits for its answer and sends the next; and an
+open one, which sends at given times, whatever is answered.
 
 One thread and no client library, since it shares the processors with the server that it drives.
 """
@@ -109,4 +110,39 @@ def run(address, requests, connections, timeout=30, seconds=None, gap=0):
     finally:
         selector.close()
         for connection in open_connections:
+            connection.socket.close()
+
+
+def run_at(address, requests, times, timeout=30):
+    """Sends request number i `times[i]` seconds from now (ascending), on a connection that is free or a new one; the
+    answers, in the order in which they came, each as of the time at which it was to be sent."""
+    selector = selectors.DefaultSelector()
+    free, used, answers, sent = [], [], [], 0
+    start = time.monotonic()
+    try:
+        while len(answers) < len(times):
+            due = start + times[sent] - time.monotonic() if sent < len(times) else timeout
+            if due <= 0:
+                if free:
+                    connection = free.pop()
+                else:
+                    connection = Connection(address, timeout)
+                    used.append(connection)
+                    selector.register(connection.socket, selectors.EVENT_READ, connection)
+                connection.send(sent % len(requests), requests[sent % len(requests)])
+                connection.sent = start + times[sent]
+                sent += 1
+                continue
+            ready = selector.select(due)
+            if not ready and sent == len(times):
+                raise TimeoutError(f"no answer for {timeout} s; {len(answers)} of {sent} were answered")
+            for key, _ in ready:
+                answer = key.data.receive()
+                if answer is not None:
+                    answers.append(answer)
+                    free.append(key.data)
+        return answers
+    finally:
+        selector.close()
+        for connection in used:
             connection.socket.close()
