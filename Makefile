@@ -9,12 +9,18 @@ TRITONSERVER ?=
 PREFIX ?= build/backends
 PYTHON ?= python3
 IMAGE ?=
-TESTS ?= tests/served
+TESTS ?= tests
+ROUNDS ?= 5
+SECONDS ?= 2
 
 PY := .venv/bin/python
+BENCH_PY := .venv-bench/bin/python
+BENCH_DEPS := .venv-bench/.requirements-installed
 DEPS := .venv/.requirements-installed
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 LIBRARY := libtriton_rust.so
+# The name that Triton looks for, beside the backend.
+BATCHER := batchstrategy.so
 CARGO ?= cargo
 export HTTP_PORT GRPC_PORT METRICS_PORT TRITONSERVER
 
@@ -39,9 +45,11 @@ help: ## Show this list
 	    MODEL         'a Hugging Face directory to serve instead of the examples' \
 	    MODEL_REPO    'a Triton model repository to serve instead of the examples' \
 	    TRITONSERVER  'a tritonserver binary (default: the one in .venv)' \
-	    PREFIX        'where install lays rust/$(LIBRARY) ($(PREFIX))' \
+	    PREFIX        'where install lays rust/ ($(PREFIX))' \
 	    IMAGE         'the image of test-container, nvcr.io/nvidia/tritonserver:<yy.mm>-py3' \
-	    TESTS         'which served tests to run ($(TESTS))'
+	    TESTS         'what test-served runs ($(TESTS))' \
+	    ROUNDS        'of bench-served: how often everybody is measured ($(ROUNDS))' \
+	    SECONDS       'of bench-served: how long each time ($(SECONDS))'
 
 .PHONY: deps
 deps: $(DEPS) ## Set up .venv with what building and testing needs (pinned)
@@ -56,13 +64,14 @@ $(DEPS): requirements.txt
 	@touch $@
 
 .PHONY: build
-build: deps ## Compile the backend, release profile
-	$(CARGO) build --release --locked
+build: deps ## Compile the backend and its batching library, release profile
+	$(CARGO) build --release --locked -p triton-rust -p batchstrategy
 
 .PHONY: install
 install: build ## Lay PREFIX/rust/, for --backend-directory=PREFIX or /opt/tritonserver/backends
 	@install -D -m 755 $(TARGET)/release/$(LIBRARY) $(PREFIX)/rust/$(LIBRARY)
-	@echo 'Installed $(PREFIX)/rust/$(LIBRARY)'
+	@install -D -m 755 $(TARGET)/release/libbatchstrategy.so $(PREFIX)/rust/$(BATCHER)
+	@echo 'Installed $(PREFIX)/rust/$(LIBRARY) and $(BATCHER)'
 
 .PHONY: models
 models: deps ## Assemble the example model repository in build/model_repo
@@ -82,14 +91,14 @@ demo: deps ## Send a few texts to the server that `make serve` runs in another t
 check: deps ## Formatting, lints and documentation, warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' $(CARGO) doc --workspace --no-deps --document-private-items --locked
 
 .PHONY: test-rust
 test-rust: deps ## The tests that need no server
 	$(CARGO) test --workspace --locked
 
 .PHONY: test-served
-test-served: install models ## The tests in the real tritonserver (TESTS=tests/served/test_errors.py)
+test-served: install models ## The Python tests, in the real tritonserver (TESTS=tests/served/test_errors.py)
 	@BACKENDS='$(PREFIX)' $(PY) -m pytest -q --durations=10 $(TESTS)
 
 .PHONY: test
@@ -111,7 +120,33 @@ test: ## Everything, from a clean clone
 test-container: install models ## The served tests against IMAGE=nvcr.io/nvidia/tritonserver:<yy.mm>-py3 (needs Docker)
 	@scripts/test_container.sh '$(IMAGE)' '$(PREFIX)' '$(PY)'
 
+.PHONY: bench
+bench: ## The engine alone, then served beside its rivals (about 15 minutes; wants an idle machine)
+	$(call heading,Engine alone)
+	@$(MAKE) --no-print-directory bench-engine
+	$(call heading,Served)
+	@$(MAKE) --no-print-directory bench-served
+
+.PHONY: bench-engine
+bench-engine: deps ## Tokens/s of the engine alone, and the share of the measured peak
+	$(CARGO) bench --locked --bench engine
+
+# The rivals run in a Python of their own, beside the packages that build and test.
+$(BENCH_DEPS): benches/requirements.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit("The rivals need Python 3.11 or 3.12, this is %d.%d: make PYTHON=python3.12" % v)'
+	@test -x $(BENCH_PY) || { echo 'Creating .venv-bench'; $(PYTHON) -m venv .venv-bench; }
+	@echo 'Installing benches/requirements.txt into .venv-bench (about 200 MB to download the first time)'
+	@$(BENCH_PY) -m pip install --disable-pip-version-check --progress-bar off --no-deps -r benches/requirements.txt \
+	    | sed -n 's/^Collecting /  /p'
+	@touch $@
+
+.PHONY: bench-served
+bench-served: install $(BENCH_DEPS) ## Our backend and six rivals in one tritonserver (ROUNDS=5 SECONDS=2, about 11 minutes)
+	$(CARGO) build --release --locked -p load
+	@$(BENCH_PY) benches/served.py --backends '$(PREFIX)' --load $(TARGET)/release/load \
+	    --rounds $(ROUNDS) --seconds $(SECONDS)
+
 .PHONY: clean
-clean: ## Remove what was built (keeps .venv)
+clean: ## Remove what was built (keeps .venv and .venv-bench)
 	$(CARGO) clean
 	rm -rf build

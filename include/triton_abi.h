@@ -202,6 +202,11 @@ TRITONSERVER_Error* TRITONBACKEND_RequestIsCancelled(
     TRITONBACKEND_Request* request, bool* is_cancelled);
 TRITONSERVER_Error* TRITONBACKEND_RequestInput(
     TRITONBACKEND_Request* request, const char* name, TRITONBACKEND_Input** input);
+TRITONSERVER_Error* TRITONBACKEND_RequestInputCount(
+    TRITONBACKEND_Request* request, uint32_t* count);
+/* The order is not that of the model's configuration. */
+TRITONSERVER_Error* TRITONBACKEND_RequestInputByIndex(
+    TRITONBACKEND_Request* request, uint32_t index, TRITONBACKEND_Input** input);
 TRITONSERVER_Error* TRITONBACKEND_RequestOutputCount(
     TRITONBACKEND_Request* request, uint32_t* count);
 TRITONSERVER_Error* TRITONBACKEND_RequestOutputName(
@@ -243,3 +248,7 @@ TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(
 /* Takes the response, also when it returns an error. `error` stays the caller's; NULL is success. */
 TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
     TRITONBACKEND_Response* response, uint32_t send_flags, TRITONSERVER_Error* error);
+
+/* ---- Batching: what a batching library hands out, and the server hands back ---- */
+
+typedef struct TRITONBACKEND_Batcher TRITONBACKEND_Batcher;

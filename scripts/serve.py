@@ -220,12 +220,13 @@ def serve(args):
     try:
         wait_until_live(server, http)
         ready = print_models(http)
-        print(f"\n  HTTP {http}, gRPC {numbers['GRPC_PORT']}, metrics http://127.0.0.1:{numbers['METRICS_PORT']}/metrics")
+        metrics = f"http://127.0.0.1:{numbers['METRICS_PORT']}/metrics"
+        print(f"\n  HTTP {http}, gRPC {numbers['GRPC_PORT']}, metrics {metrics}")
         askable = [model for model in ready if takes_text(model)]
         if askable:
             first = next((model for model in askable if model["name"] == "embed"), askable[0])
             print(f"\nAsk in another terminal:\n\n{curl(http, first)}")
-        print("\nCtrl-C stops the server." if ready else "\nNo model could be loaded. Ctrl-C stops the server.", flush=True)
+        print("\nCtrl-C stops the server." if ready else "\nNo model is served. Ctrl-C stops the server.", flush=True)
         server.wait()
         died(server)
     except Stopped:

@@ -4,7 +4,8 @@
 # daemon: it does not run there. Tests that start servers of their own are skipped, as they need the binary.
 set -euo pipefail
 
-image=${1:?give IMAGE=nvcr.io/nvidia/tritonserver:<yy.mm>-py3}
+image=$1
+[ -n "$image" ] || { echo "give IMAGE=nvcr.io/nvidia/tritonserver:<yy.mm>-py3" >&2; exit 1; }
 backends=$(realpath "$2")
 python=$3
 http=${HTTP_PORT:-8000} grpc=${GRPC_PORT:-8001} metrics=${METRICS_PORT:-8002}

@@ -67,8 +67,8 @@ def command(binary, repository, backends, http_port, grpc_port, metrics_port, fl
     ]
 
 
-# Between fork and exec no Python may run where gRPC has threads, so a process of its own sets itself up and then becomes
-# the server: PR_SET_PDEATHSIG, to die with us.
+# Between fork and exec no Python may run where gRPC has threads, so a new process sets itself up (PR_SET_PDEATHSIG, to
+# die with us) and then becomes the server.
 BECOME = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -6,12 +6,15 @@ mod metrics;
 mod model;
 mod pipeline;
 
-use triton_abi::{Backend, BackendHandle, Batch, InstanceGroup, InstanceHandle, Kind, ModelHandle, Result, log_warn};
+use triton_abi::{
+    Backend, BackendHandle, Batch, InstanceGroup, InstanceHandle, Kind, ModelHandle, Result, TokenBudget, log_warn,
+};
 
 use crate::batch::PackedBatch;
 use crate::config::parameters;
 use crate::engine::Runner;
 use crate::error::{Error, ErrorKind};
+use crate::pool::Pool;
 use model::Model;
 
 /// Instances of a model whose config.pbtxt names none: while one encodes, the other tokenizes.
@@ -35,11 +38,8 @@ impl Backend for TextBackend {
     type Instance = Instance;
 
     fn initialize(host: &BackendHandle) -> Result<Self> {
-        let threads = match parameters::pool_threads(&host.config_json()?)? {
-            Some(threads) => threads,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        Ok(Self { threads })
+        let threads = parameters::pool_threads(&host.config_json()?)?;
+        Ok(Self { threads: threads.unwrap_or_else(Pool::default_threads) })
     }
 
     fn default_instances(&self) -> Vec<InstanceGroup> {
@@ -69,6 +69,10 @@ impl Backend for TextBackend {
 
     fn uncacheable_output<'m>(&self, model: &'m Model) -> Option<&'m str> {
         model.response_cache.then(|| model.config.outputs[0].1.name.as_str())
+    }
+
+    fn token_budget<'m>(&self, model: &'m Model) -> Option<&'m TokenBudget> {
+        Some(&model.budget)
     }
 }
 

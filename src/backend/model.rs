@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use triton_abi::{ModelHandle, log_info, log_warn};
+use triton_abi::{ModelHandle, TokenBudget, log_info, log_warn};
 
 use super::metrics::Metrics;
 use super::{Instance, labels};
@@ -34,6 +34,8 @@ pub struct Model {
     pub threads: usize,
     /// Tokens of one pass.
     pub max_batch_tokens: usize,
+    /// The same and what else a batching library reads, of which the pipeline learns the bytes per token.
+    pub budget: TokenBudget,
     /// Whether shapes have a batch dimension.
     pub batching: bool,
     /// Whether answers may be cached: then each holds every declared output.
@@ -66,8 +68,12 @@ impl Model {
             engine.describe(),
             config.max_length
         );
+        let special_tokens = tokenizer.special_tokens(config.inputs.len() > 1);
+        let metrics = Metrics::new(&name, handle.version()?)?;
+        metrics.max_batch_tokens.set(max_batch_tokens as f64);
         Ok(Self {
-            metrics: Metrics::new(&name, handle.version()?)?,
+            metrics,
+            budget: TokenBudget::new(max_batch_tokens, config.max_length, special_tokens),
             batching: triton.max_batch_size() > 0,
             response_cache: triton.response_cache(),
             declared: triton.output_names(),
@@ -89,7 +95,8 @@ impl Model {
     /// A new instance, warm: it has run one short pass, so that READY means ready.
     pub fn instance(&self) -> Result<Instance> {
         let mut instance = Instance { runner: self.engine.runner()?, batch: PackedBatch::new() };
-        let tokens = self.tokenizer.encode("warm-up", self.config.inputs.get(1).map(|_| "warm-up"))?;
+        // The empty text fits any max_length.
+        let tokens = self.tokenizer.encode("", self.config.inputs.get(1).map(|_| ""))?;
         instance.batch.push(&tokens.input_ids, &tokens.token_type_ids);
         let value = self.config.head.main_value();
         let mut row = vec![0.0; self.config.head.width(value, &self.config.spec)];

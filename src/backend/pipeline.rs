@@ -20,6 +20,7 @@ pub fn run(model: &Model, instance: &mut Instance, batch: Batch<'_>) {
     let (requests, report) = batch.into_parts();
     let (requests, inputs) = read(model, requests);
     let tokens = tokenize(model, &inputs);
+    learn(model, &inputs, &tokens);
     let start = now_ns();
     let mut jobs = Jobs::open(model, requests, tokens);
     for pass in plan_passes(&jobs.lengths(), model.max_batch_tokens) {
@@ -52,6 +53,21 @@ impl Inputs {
             )));
         }
         Ok(Self { texts, pairs: Some(pairs) })
+    }
+
+    /// Bytes of all rows, without their lengths: what the batching library sees.
+    fn total_bytes(&self) -> usize {
+        self.texts.total_bytes() + self.pairs.as_ref().map_or(0, Texts::total_bytes)
+    }
+
+    /// Bytes of one row.
+    fn bytes(&self, row: usize) -> usize {
+        [Some(&self.texts), self.pairs.as_ref()]
+            .into_iter()
+            .flatten()
+            .filter_map(|t| t.bytes(row))
+            .map(<[u8]>::len)
+            .sum()
     }
 
     fn tokenize(&self, model: &Model, row: usize) -> Result<Tokens> {
@@ -87,6 +103,26 @@ fn tokenize(model: &Model, inputs: &[Inputs]) -> Vec<Vec<Result<Tokens>>> {
     let missing = || Err(Error::internal("a text was not tokenized"));
     let mut tokens = slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(missing));
     inputs.iter().map(|inputs| tokens.by_ref().take(inputs.texts.len()).collect()).collect()
+}
+
+/// Compares the tokens with what the batching library expected of the same bytes, and teaches it the difference. Requests
+/// that fail are left out of both, rows that are cut only of the latter: how long a text was does not matter beyond that.
+fn learn(model: &Model, inputs: &[Inputs], tokens: &[Vec<Result<Tokens>>]) {
+    let special = model.tokenizer.special_tokens(model.config.inputs.len() > 1);
+    let (mut estimated, mut bytes, mut content) = (0, 0, 0);
+    for (inputs, rows) in inputs.iter().zip(tokens) {
+        if rows.iter().any(Result::is_err) {
+            continue;
+        }
+        estimated += model.budget.estimate(rows.len() as u64, inputs.total_bytes() as u64);
+        let whole = rows.iter().flatten().enumerate().filter(|(_, tokens)| !tokens.truncated);
+        for (row, tokens) in whole {
+            bytes += inputs.bytes(row);
+            content += tokens.input_ids.len().saturating_sub(special);
+        }
+    }
+    model.metrics.estimated_tokens.add(estimated as f64);
+    model.budget.learn(bytes as u64, content as u64);
 }
 
 /// The requests that are being computed, and all of their rows.

@@ -99,11 +99,6 @@ impl TritonConfig {
     /// # Errors
     /// `Invalid`, naming the tensor and what is allowed.
     pub fn validate(&self, inputs: &[TensorDeclaration], outputs: &[TensorDeclaration]) -> Result<()> {
-        for wanted in inputs {
-            if !self.list("input").iter().any(|t| name(t) == wanted.name) {
-                return Err(Error::invalid(format!("config.pbtxt: declare the input {wanted}")));
-            }
-        }
         for (section, known) in [("input", inputs), ("output", outputs)] {
             if self.list(section).is_empty() {
                 return Err(Error::invalid(format!(
@@ -113,6 +108,11 @@ impl TritonConfig {
             }
             for tensor in self.list(section) {
                 check(section, tensor, known)?;
+            }
+        }
+        for wanted in inputs {
+            if !self.list("input").iter().any(|t| name(t) == wanted.name) {
+                return Err(Error::invalid(format!("config.pbtxt: declare the input {wanted}")));
             }
         }
         if self.0["sequence_batching"].is_object() {

@@ -1,7 +1,7 @@
 //! Where a text may be cut so that the tokens of the pieces are the tokens of the whole.
 //!
-//! The rule is known for the pipeline of BERT: `BertNormalizer` (or none), `BertPreTokenizer`, any model, any added
-//! tokens without white space. Why a cut between the characters `a` and `b` is exact where [`Boundaries::can_cut`]
+//! The rule is known for the pipeline of BERT: `BertNormalizer`, `Lowercase`, both or none, then `BertPreTokenizer`, any
+//! model, any added tokens without white space. Why a cut between the characters `a` and `b` is exact where [`Boundaries::can_cut`]
 //! says so:
 //!
 //! 1. *Added tokens matched in the raw text.* No such token holds `a` directly before `b`, so no occurrence spans the
@@ -27,8 +27,8 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
-use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::{
     ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString,
@@ -47,12 +47,25 @@ const CUT_BEFORE: Class = 4;
 const CUT_AFTER: Class = 8;
 /// Parts its neighbours and gives no token: white space.
 const SILENT: Class = 16;
+/// Was probed.
+const KNOWN: Class = 128;
 
 const PAGE: usize = 256;
 
+/// What the pipeline makes of a character.
+pub(super) enum Image {
+    /// Part of a word.
+    Word(String),
+    /// A word of its own.
+    Alone(String),
+    Space,
+    Nothing,
+    Unknown,
+}
+
 /// The safe places to cut, for one tokenizer.
 pub(super) struct Boundaries {
-    normalizer: Option<BertNormalizer>,
+    normalizer: Option<NormalizerWrapper>,
     /// Neighbours inside added tokens that are matched in the raw text.
     inside_raw: HashSet<(char, char)>,
     /// Characters of added tokens matched in the normalized text: all but each one's first, and all but its last.
@@ -62,18 +75,17 @@ pub(super) struct Boundaries {
     only_white_space: bool,
     /// Words of more characters than this are one unknown token, wherever they stand.
     longest_word: Option<usize>,
-    /// Classes by code point, filled a page at a time.
-    pages: Vec<OnceLock<Box<[Class; PAGE]>>>,
+    /// Classes by code point, found when first asked for.
+    pages: Vec<OnceLock<Box<[AtomicU8; PAGE]>>>,
 }
 
 impl Boundaries {
     /// The rule for this tokenizer, or `None` where none is known.
     pub(super) fn new(tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
-        let normalizer = match tokenizer.get_normalizer() {
-            None => None,
-            Some(NormalizerWrapper::BertNormalizer(normalizer)) => Some(*normalizer),
-            Some(_) => return None,
-        };
+        let normalizer = tokenizer.get_normalizer().cloned();
+        if !normalizer.as_ref().is_none_or(maps_characters) {
+            return None;
+        }
         let Some(PreTokenizerWrapper::BertPreTokenizer(_)) = tokenizer.get_pre_tokenizer() else { return None };
         let mut boundaries = Self {
             normalizer,
@@ -236,11 +248,15 @@ impl Boundaries {
     }
 
     fn class(&self, c: char) -> Class {
-        let (page, at) = (c as usize / PAGE, c as usize % PAGE);
-        self.pages[page].get_or_init(|| {
-            let code_point = |i: usize| char::from_u32((page * PAGE + i) as u32);
-            Box::new(std::array::from_fn(|i| code_point(i).map_or(0, |c| self.probe(c))))
-        })[at]
+        let page = self.pages[c as usize / PAGE].get_or_init(|| Box::new([const { AtomicU8::new(0) }; PAGE]));
+        let class = &page[c as usize % PAGE];
+        let mut known = class.load(Ordering::Relaxed);
+        if known & KNOWN == 0 {
+            // Threads that meet here find the same.
+            known = self.probe(c) | KNOWN;
+            class.store(known, Ordering::Relaxed);
+        }
+        known & !KNOWN
     }
 
     /// Sees what the pipeline makes of a character between two letters.
@@ -266,10 +282,22 @@ impl Boundaries {
         }
     }
 
-    fn normalize(&self, text: &str) -> String {
+    /// What stands for `c` in a normalized text, and how it meets its neighbours there.
+    pub(super) fn image(&self, c: char) -> Image {
+        match self.class(c) {
+            WORD => Image::Word(self.normalize(&c.to_string())),
+            VANISHES => Image::Nothing,
+            class if class & SILENT != 0 => Image::Space,
+            class if class & (CUT_BEFORE | CUT_AFTER) != 0 => Image::Alone(self.normalize(&c.to_string())),
+            _ => Image::Unknown,
+        }
+    }
+
+    /// The normalized form of a text without added tokens.
+    pub(super) fn normalize(&self, text: &str) -> String {
         let mut normalized = NormalizedString::from(text);
-        if let Some(normalizer) = self.normalizer {
-            // BertNormalizer has no error to give.
+        if let Some(normalizer) = &self.normalizer {
+            // None of those that map characters has an error to give.
             let _ = normalizer.normalize(&mut normalized);
         }
         normalized.get().to_owned()
@@ -283,5 +311,14 @@ impl Boundaries {
         let _ = BertPreTokenizer.pre_tokenize(&mut split);
         let words = split.get_splits(OffsetReferential::Original, OffsetType::None);
         words.into_iter().map(|(word, _, _)| word.to_owned()).collect()
+    }
+}
+
+/// Whether a normalizer is one of those that step 2 of the proof is about.
+fn maps_characters(normalizer: &NormalizerWrapper) -> bool {
+    match normalizer {
+        NormalizerWrapper::BertNormalizer(_) | NormalizerWrapper::Lowercase(_) => true,
+        NormalizerWrapper::Sequence(steps) => steps.as_ref().iter().all(maps_characters),
+        _ => false,
     }
 }

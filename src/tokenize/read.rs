@@ -8,6 +8,12 @@ use crate::error::{Error, Result};
 /// Tokens counted at most to tell which text of a pair is the longer one.
 const COUNTED: usize = 1 << 16;
 
+/// What English has; only the cost depends on it.
+const BYTES_PER_TOKEN: usize = 5;
+
+/// Bytes of a piece, so that few missing tokens are not looked for character by character.
+const SMALLEST_PIECE: usize = 256;
+
 /// A text that is tokenized piece by piece, from its end if that is the part that stays.
 pub(super) struct Reader<'t> {
     tokenizer: &'t Tokenizer,
@@ -49,7 +55,8 @@ impl<'t> Reader<'t> {
                 self.finished = true;
                 return self.read_piece(self.rest);
             };
-            let window = self.tokenizer.window;
+            let missing = tokens + 1 - self.count;
+            let window = self.tokenizer.window.min(missing.saturating_mul(BYTES_PER_TOKEN).max(SMALLEST_PIECE));
             if self.rest.len() <= window {
                 self.finished = true;
                 return self.read_piece(self.rest);
@@ -68,6 +75,9 @@ impl<'t> Reader<'t> {
 
     fn read_piece(&mut self, piece: &str) -> Result<()> {
         let pipeline = &self.tokenizer.pipeline;
+        if let Some(words) = self.tokenizer.ascii.as_ref().and_then(|ascii| ascii.words(piece)) {
+            return self.read_words(words.iter());
+        }
         let mut words = pipeline.get_added_vocabulary().extract_and_normalize(pipeline.get_normalizer(), piece);
         if let Some(pre_tokenizer) = pipeline.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut words).map_err(failed)?;
@@ -79,12 +89,23 @@ impl<'t> Reader<'t> {
         for (word, _, added_token) in words {
             match added_token {
                 Some(tokens) => self.push(tokens.iter().map(|token| token.id)),
-                None => {
-                    let tokens = pipeline.get_model().tokenize(word).map_err(failed)?;
-                    self.push(tokens.iter().map(|token| token.id));
-                }
+                None => self.read_word(word)?,
             }
         }
+        Ok(())
+    }
+
+    fn read_words<'w>(&mut self, mut words: impl DoubleEndedIterator<Item = &'w str>) -> Result<()> {
+        if self.from_end {
+            words.rev().try_for_each(|word| self.read_word(word))
+        } else {
+            words.try_for_each(|word| self.read_word(word))
+        }
+    }
+
+    fn read_word(&mut self, word: &str) -> Result<()> {
+        let tokens = self.tokenizer.pipeline.get_model().tokenize(word).map_err(failed)?;
+        self.push(tokens.iter().map(|token| token.id));
         Ok(())
     }
 

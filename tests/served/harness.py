@@ -1,5 +1,6 @@
 """The real tritonserver for tests: starts it on free ports, asks it over HTTP and gRPC, always stops it."""
 
+import gc
 import http.client
 import json
 import os
@@ -24,6 +25,7 @@ import tritonserver  # noqa: E402  (scripts/tritonserver.py)
 
 BACKENDS = ROOT / os.environ.get("BACKENDS", "build/backends")
 LIBRARY = BACKENDS / "rust" / "libtriton_rust.so"
+BATCHER = BACKENDS / "rust" / "batchstrategy.so"
 PROTOCOLS = ("http", "grpc")
 
 # What tritonclient's InferenceServerException.status() says for each of Triton's codes.
@@ -44,6 +46,16 @@ def free_ports(count):
     finally:
         for s in sockets:
             s.close()
+
+
+def accepts(address):
+    """Whether something listens at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+        return True
+    except OSError:
+        return False
 
 
 def as_bytes(texts):
@@ -79,7 +91,7 @@ class Endpoint:
             client.close()
 
     def infer(self, model, inputs, outputs=None, protocol="http", class_count=0, **more):
-        """Asks `model`. `inputs`: name -> array, or texts for TEXT alone. Returns name -> array of the answer's outputs."""
+        """Asks `model`. `inputs`: name -> array, or texts for TEXT alone. Returns name -> array of each output."""
         module = tritonclient.http if protocol == "http" else tritonclient.grpc
         if not isinstance(inputs, dict):
             inputs = {"TEXT": inputs}
@@ -183,7 +195,8 @@ class Server(Endpoint):
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 return False
-            if self.live():
+            # In this order: the server opens the port of the metrics last.
+            if self.live() and accepts(self.grpc) and accepts(self.metrics):
                 return True
             time.sleep(0.05)
         self.kill()
@@ -201,6 +214,7 @@ class Server(Endpoint):
     def stop(self, number=signal.SIGTERM, seconds=60):
         """Ends the server and returns its exit code. It waits for its clients to hang up, which we do."""
         self.hang_up()
+        gc.collect()  # the clients of threads that have ended
         if self.process.poll() is None:
             self.process.send_signal(number)
             try:

@@ -105,8 +105,10 @@ def write_common(path):
     repository.add("minilm_fp32", "minilm", fp32)
     repository.add("sentiment_fp32", "sentiment", fp32)
     # Waits for N requests, so that they meet in one batch.
-    for size, source in ((8, "embed_mean_normalize"), (32, "minilm")):
-        waits = "dynamic_batching { preferred_batch_size: [ %d ] max_queue_delay_microseconds: 2000000 }" % size
+    for size, source, seconds in ((8, "embed_mean_normalize", 3), (32, "minilm", 6)):
+        waits = (
+            f"dynamic_batching {{ preferred_batch_size: [ {size} ] max_queue_delay_microseconds: {seconds}000000 }}"
+        )
         one = f"max_batch_size: {size} instance_group [{{ count: 1 kind: KIND_CPU }}]"
         repository.add(f"wait_for_{size}", source, fp32, f"{one}\n{waits}")
     more = {"embed_bare_legacy": {"task": "embed"}}  # its architecture is BertForMaskedLM

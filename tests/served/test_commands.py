@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -132,12 +133,11 @@ def test_any_hugging_face_directory_is_served(terminal, ports):
 
 def serve(*arguments, **variables):
     command = ["make", "serve", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120)
+    env = {**os.environ, **variables}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_a_port_in_use_is_named_with_its_variable(ports):
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -148,7 +148,8 @@ def test_a_port_in_use_is_named_with_its_variable(ports):
 
 
 @pytest.mark.parametrize(
-    "variable, value", [("MODEL", "no/such/directory"), ("MODEL_REPO", "no/such/directory"), ("TRITONSERVER", "/no/such")]
+    "variable, value",
+    [("MODEL", "no/such/directory"), ("MODEL_REPO", "no/such/directory"), ("TRITONSERVER", "no/such/file")],
 )
 def test_a_wrong_variable_is_named(ports, variable, value):
     done = serve(**{**ports, variable: value})

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness import concurrently, cosine
+from harness import concurrently, cosine, until
 from reference import names, reference, text, worst
 from repository import NOT_SERVED
 
@@ -81,16 +81,17 @@ def test_a_batch_of_32_requests_answers_as_each_text_alone(common, solo, protoco
         lambda name: common.infer("wait_for_32", [text(name)], ["EMBEDDING"], protocol=protocol)["EMBEDDING"], MIX
     )
     assert not [a for a in answers if isinstance(a, Exception)]
-    assert common.batch_sizes("wait_for_32").get(32, 0) == before + 1, "the requests did not meet in one batch"
+    # Statistics follow the answers.
+    met = until(lambda: common.batch_sizes("wait_for_32").get(32, 0) == before + 1, seconds=5)
+    assert met, f"the requests did not meet in one batch: {common.batch_sizes('wait_for_32')}"
     similarity = cosine(np.concatenate(answers), solo)
     assert similarity.min() >= 0.999999, worst(MIX, similarity)
 
 
 def test_requests_of_several_rows_share_a_batch_and_keep_their_rows(common, solo, protocol):
-    parts = [MIX[0:1], MIX[1:4], MIX[4:12], MIX[12:32]]
+    parts = [[text(name) for name in part] for part in (MIX[0:1], MIX[1:4], MIX[4:12], MIX[12:32])]
     answers = concurrently(
-        lambda part: common.infer("wait_for_32", [text(n) for n in part], ["EMBEDDING"], protocol=protocol)["EMBEDDING"],
-        parts,
+        lambda part: common.infer("wait_for_32", part, ["EMBEDDING"], protocol=protocol)["EMBEDDING"], parts
     )
     assert not [a for a in answers if isinstance(a, Exception)]
     assert [len(a) for a in answers] == [len(part) for part in parts]

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from harness import as_bytes
 from reference import reference
 
 LABELS = ["contradiction", "entailment", "neutral"]
@@ -16,14 +15,20 @@ def classes(rows):
 
 
 @pytest.fixture(scope="module")
-def server(serve, new_repository):
+def models(new_repository):
     models = new_repository()
     models.add("plain", "classify_three", {"dtype": "fp32"})
     models.add("many", "classify_multi_label")
-    models.add("own", "classify_three", text='output [{ name: "LOGITS" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "mine.txt" }]')
+    own = 'output [{ name: "LOGITS" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "mine.txt" }]'
+    models.add("own", "classify_three", text=own)
     (models.path / "own" / "mine.txt").write_text("no\nyes\nperhaps\n")
     models.add("kept", "classify_three")
     (models.path / "kept" / "labels.txt").write_text("x\ny\nz\n")
+    return models
+
+
+@pytest.fixture(scope="module")
+def server(serve, models):
     return serve(models)
 
 
@@ -59,8 +64,13 @@ def test_the_users_label_file_is_used(server):
     assert {label for _, _, label in classes(answer)} == {"no", "yes", "perhaps"}
 
 
-def test_a_labels_txt_of_the_user_is_not_overwritten(server):
-    path = next(iter(server.config("kept")["output"]))
-    assert path["name"]
-    answer = server.infer("kept", {"TEXT": as_bytes("hello")}, ["LABEL"])["LABEL"]
-    assert answer.item().decode() in LABELS
+def test_a_labels_txt_of_the_user_is_used_and_not_overwritten(server, models):
+    answer = server.infer("kept", ["hello"], ["LOGITS"], class_count=3)["LOGITS"]
+    assert {label for _, _, label in classes(answer)} == {"x", "y", "z"}
+    assert (models.path / "kept" / "labels.txt").read_text() == "x\ny\nz\n"
+    assert server.infer("kept", ["hello"], ["LABEL"])["LABEL"].item().decode() in LABELS
+
+
+def test_labels_txt_is_written_beside_config_pbtxt(server, models):
+    assert (models.path / "plain" / "labels.txt").read_text().split("\n")[:3] == LABELS
+    assert not list(models.path.glob("*/labels.txt.*")), "a partial file was left"

@@ -47,7 +47,7 @@ def test_labels_that_are_not_ascii_come_back_whole(common, protocol):
 
 
 def test_token_count_counts_after_truncation(common, protocol):
-    texts = ["", "hello", "the " * 40, "the " * 4000]
+    texts = ["", "the", "the " * 40, "the " * 4000]
     answer = common.infer("embed_mean", texts, ["TOKEN_COUNT"], protocol=protocol)
     assert answer["TOKEN_COUNT"].dtype == np.int32
     assert answer["TOKEN_COUNT"].ravel().tolist() == [2, 3, 42, 48]

@@ -57,6 +57,7 @@ ACCEPTED = {
     "not_normalized": ("embed_mean_normalize", {"normalize": "false"}),
     "short": ("embed_mean", {"max_length": "8"}),
     "short_left": ("embed_mean", {"max_length": "8", "truncation": "left"}),
+    "strict": ("embed_mean", {"max_length": "3", "truncation": "error"}),
     "longest": ("embed_mean", {"max_length": "128"}),
     "one_token_passes": ("embed_mean", {"max_batch_tokens": "1"}),
     "one_thread": ("embed_mean", {"intra_op_thread_count": "1"}),
@@ -72,6 +73,9 @@ ACCEPTED = {
     ),
 }
 
+# Served where the CPU has the instructions, else refused by name.
+BY_CPU = ["bf16", "int8"]
+
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
 
@@ -82,6 +86,8 @@ def server(serve, new_repository):
         models.add(name, source, parameters)
     for name, (source, parameters) in ACCEPTED.items():
         models.add(name, source, {"dtype": "fp32", **parameters})
+    for dtype in BY_CPU:
+        models.add(dtype, "embed_mean", {"dtype": dtype})
     return serve(models)
 
 
@@ -96,6 +102,15 @@ def test_refused_by_name(server, name):
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted(server, name):
     assert server.index()[name] == ("READY", "")
+
+
+@pytest.mark.parametrize("dtype", BY_CPU)
+def test_a_dtype_of_some_cpus_is_near_fp32_or_refused_by_name(server, dtype):
+    state, reason = server.index()[dtype]
+    if state == "READY":
+        assert cosine(vector(server, dtype), vector(server, "as_its_files_say"))[0] >= 0.98
+    else:
+        assert "dtype" in reason and dtype in reason, reason
 
 
 def vector(server, model, text="the cat sat on the mat"):

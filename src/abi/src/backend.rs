@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 
 use crate::batch::Batch;
+use crate::budget::TokenBudget;
 use crate::error::{Error, Result};
 use crate::host;
 use crate::instance::{InstanceHandle, Kind};
@@ -46,6 +47,12 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// For models with a response cache: Triton caches whatever is sent, and a cached error comes back as a
     /// success without outputs. An output without a buffer cannot be cached, and clients do not see it.
     fn uncacheable_output<'m>(&self, model: &'m Self::Model) -> Option<&'m str> {
+        let _ = model;
+        None
+    }
+
+    /// The token budget of this model, for a [batching library](crate::batcher) to read while it is loaded.
+    fn token_budget<'m>(&self, model: &'m Self::Model) -> Option<&'m TokenBudget> {
         let _ = model;
         None
     }
@@ -100,7 +107,7 @@ impl BackendHandle {
 }
 
 /// Defines the C entry points that Triton looks up in the plugin, for one type that implements
-/// [`Backend`](crate::Backend). To be used once, in the crate that is built as the `cdylib`.
+/// [`Backend`]. To be used once, in the crate that is built as the `cdylib`.
 #[macro_export]
 macro_rules! export_backend {
     ($backend:ty) => {

@@ -6,11 +6,11 @@
 
 use std::ffi::CString;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, BackendHandle};
 use crate::batch::Batch;
+use crate::budget::Header;
 use crate::error::{Error, Result, c_string, check};
 use crate::guard::{self, catch};
 use crate::host;
@@ -30,15 +30,9 @@ struct BackendState<B: Backend> {
 /// At `TRITONBACKEND_ModelState`, where a batching library of ours finds it too: its first field is for both.
 #[repr(C)]
 struct ModelState<B: Backend> {
-    shared: SharedBlock,
+    /// Points into `loaded`.
+    shared: Header,
     loaded: Arc<Loaded<B>>,
-}
-
-/// The place for what a batching library reads while the model runs. A magic of 0 says that nothing follows; a
-/// version that shares more changes the magic and adds its atomics behind it.
-#[repr(C)]
-struct SharedBlock {
-    magic: AtomicU64,
 }
 
 /// A model and the backend it came from; dropped in this order, after the last instance.
@@ -169,10 +163,9 @@ pub unsafe fn model_initialize<B: Backend>(raw: *mut sys::TRITONBACKEND_Model) -
         }?;
         let backend = Arc::clone(&state.backend);
         let model = backend.load_model(&handle)?;
-        let state = Box::into_raw(Box::new(ModelState {
-            shared: SharedBlock { magic: AtomicU64::new(0) },
-            loaded: Arc::new(Loaded { model, backend }),
-        }));
+        let loaded = Arc::new(Loaded { model, backend });
+        let budget = loaded.backend.token_budget(&loaded.model).map_or(std::ptr::null(), std::ptr::from_ref);
+        let state = Box::into_raw(Box::new(ModelState { shared: Header::new(budget), loaded }));
         // SAFETY: a live handle; the pointer is ours to interpret.
         let stored = unsafe { check(sys::TRITONBACKEND_ModelSetState(raw, state.cast())) };
         if stored.is_err() {

@@ -2,8 +2,8 @@
 //! called by it, is here.
 //!
 //! A backend implements [`Backend`] and names itself with [`export_backend!`]; the macro defines the C entry
-//! points in the calling crate (this one exports no symbol, so that two plugins can share it). Triton then
-//! calls, in this order:
+//! points in the calling crate (this one exports no symbol, so that two plugins can share it: the other is a batching
+//! library, see [`batcher`]). Triton then calls, in this order:
 //!
 //! 1. [`Backend::initialize`] once for the server,
 //! 2. [`Backend::load_model`] for each model, [`Backend::load_instance`] for each of its instances,
@@ -21,6 +21,8 @@
 
 mod backend;
 mod batch;
+pub mod batcher;
+mod budget;
 mod clock;
 #[doc(hidden)]
 pub mod entry;
@@ -42,6 +44,7 @@ mod text;
 
 pub use backend::{Backend, BackendHandle, InstanceGroup};
 pub use batch::{Batch, BatchReport};
+pub use budget::TokenBudget;
 pub use clock::{ComputeTimes, now_ns};
 pub use error::{Code, Error, Result};
 pub use guard::catch;

@@ -1,6 +1,6 @@
 //! Triton's log. Never user text.
 //!
-//! ```ignore
+//! ```text
 //! triton_abi::log_warn!("model {name}: no labels, LABEL falls back to LABEL_0, LABEL_1, ...");
 //! ```
 

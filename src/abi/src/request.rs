@@ -161,6 +161,41 @@ impl Drop for Request<'_> {
     }
 }
 
+/// What the server says of an input.
+pub(crate) struct Properties<'r> {
+    pub(crate) datatype: sys::TRITONSERVER_DataType,
+    pub(crate) shape: &'r [i64],
+    pub(crate) byte_size: u64,
+    pub(crate) buffer_count: u32,
+}
+
+/// # Safety
+/// `raw` is an input that lives through `'r`.
+pub(crate) unsafe fn properties<'r>(raw: NonNull<sys::TRITONBACKEND_Input>) -> Result<Properties<'r>> {
+    let mut datatype = sys::TRITONSERVER_TYPE_INVALID;
+    let mut shape = std::ptr::null();
+    let (mut dims, mut byte_size, mut buffer_count) = (0, 0, 0);
+    // SAFETY: a live input and valid places for all that is asked; NULL asks for no name.
+    unsafe {
+        check(sys::TRITONBACKEND_InputProperties(
+            raw.as_ptr(),
+            std::ptr::null_mut(),
+            &mut datatype,
+            &mut shape,
+            &mut dims,
+            &mut byte_size,
+            &mut buffer_count,
+        ))
+    }?;
+    let shape = if shape.is_null() || dims == 0 {
+        &[]
+    } else {
+        // SAFETY: the server gave `dims` numbers there; they live as long as the input.
+        unsafe { std::slice::from_raw_parts(shape, dims as usize) }
+    };
+    Ok(Properties { datatype, shape, byte_size, buffer_count })
+}
+
 /// An input tensor of a request.
 pub struct Input<'r> {
     raw: NonNull<sys::TRITONBACKEND_Input>,
@@ -176,27 +211,8 @@ impl<'r> Input<'r> {
     /// # Safety
     /// `raw` is an input that lives through `'r`.
     unsafe fn new(raw: NonNull<sys::TRITONBACKEND_Input>, name: &str) -> Result<Self> {
-        let mut datatype = sys::TRITONSERVER_TYPE_INVALID;
-        let mut shape = std::ptr::null();
-        let (mut dims, mut byte_size, mut buffer_count) = (0, 0, 0);
-        // SAFETY: a live input and valid places for all that is asked; NULL asks for no name.
-        unsafe {
-            check(sys::TRITONBACKEND_InputProperties(
-                raw.as_ptr(),
-                std::ptr::null_mut(),
-                &mut datatype,
-                &mut shape,
-                &mut dims,
-                &mut byte_size,
-                &mut buffer_count,
-            ))
-        }?;
-        let shape = if shape.is_null() || dims == 0 {
-            &[]
-        } else {
-            // SAFETY: the server gave `dims` numbers there; they live as long as the input.
-            unsafe { std::slice::from_raw_parts(shape, dims as usize) }
-        };
+        // SAFETY: by this function's contract.
+        let Properties { datatype, shape, byte_size, buffer_count } = unsafe { properties(raw) }?;
         Ok(Self {
             raw,
             name: name.to_string(),

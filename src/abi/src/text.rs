@@ -48,6 +48,11 @@ impl Texts {
         self.spans.is_empty()
     }
 
+    /// The bytes of all strings together.
+    pub fn total_bytes(&self) -> usize {
+        self.data.len() - LENGTH_BYTES * self.len()
+    }
+
     /// The bytes of string `row`, or `None` after the last.
     pub fn bytes(&self, row: usize) -> Option<&[u8]> {
         self.data.get(self.spans.get(row)?.clone())

@@ -247,3 +247,18 @@ fn gpu_memory_without_a_usable_driver_fails_only_its_request() {
         assert!(message.contains("libcuda.so.1") || message.contains("cuMemcpy"), "{message}");
     }
 }
+
+/// The server counts the users of a series for each family object: were there one for each model, the old model of a
+/// reload would free the series that the new one writes to.
+#[test]
+fn a_reload_shares_metric_families_and_series() {
+    let mut scenario = scenario().batch([texts(&["x"])]);
+    scenario.reload = true;
+    let report = run_sound(&scenario);
+    assert_answers(&report, 0, &["x"]);
+    assert_answers(&report, 1, &["x"]);
+    assert_eq!(report.metrics["null_texts{model=\"embed\"}"], [1.0, 1.0]);
+    let families = report.calls.iter().filter(|call| **call == "TRITONSERVER_MetricFamilyNew");
+    assert_eq!(families.count(), 3);
+    sweep(&Plugin::in_this_executable(), &scenario, sys::TRITONSERVER_ERROR_INTERNAL, |_| {});
+}

@@ -76,7 +76,7 @@ pub(crate) struct CpuModel {
 /// Packs `weights` for this CPU. What is returned does not refer to the checkpoint.
 ///
 /// # Errors
-/// `Unavailable` when there is no memory; `Unsupported` for a number format that this CPU has no kernels for.
+/// `Unavailable` when there is no memory; `Unsupported` for a number format that there are no kernels for.
 pub fn load(
     spec: &EncoderSpec,
     head: &HeadSpec,

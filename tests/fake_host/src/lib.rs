@@ -1,7 +1,7 @@
 //! A stand-in for tritonserver in tests.
 //!
 //! It defines every function that `include/triton_abi.h` declares, so that test executables link, and it drives a
-//! plugin through its life as the server does: see [`run`]. Meanwhile it counts objects, watches for misuse of
+//! plugin through its life as the server does: see [`run()`]. Meanwhile it counts objects, watches for misuse of
 //! handles, and can fail any one call. [`sweep`] fails each call in turn.
 //!
 //! Handles are numbers that are never used twice, so a second release, or a use after a release, is always seen.
@@ -9,7 +9,7 @@
 //! A test that opens a plugin with [`Plugin::open`] has to be linked with `-rdynamic`
 //! (`cargo::rustc-link-arg-tests=-rdynamic` in its package's build script): the plugin finds the TRITON* functions
 //! in the test's executable, as it finds the real ones in the server's process. There is one host in the process:
-//! [`run`] takes turns where tests run in parallel.
+//! [`run()`] takes turns where tests run in parallel.
 
 mod cuda;
 mod host;

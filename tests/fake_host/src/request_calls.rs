@@ -36,6 +36,18 @@ host_calls! { |host|
         }
     }
 
+    fn TRITONBACKEND_RequestInputCount(request: *mut TRITONBACKEND_Request, count: *mut u32) {
+        put(count, host.requests.get(request)?.inputs.len() as u32);
+    }
+
+    fn TRITONBACKEND_RequestInputByIndex(
+        request: *mut TRITONBACKEND_Request, index: u32, input: *mut *mut TRITONBACKEND_Input,
+    ) {
+        let inputs = &host.requests.get(request)?.inputs;
+        let (_, found) = inputs.get(index as usize).ok_or_else(|| Failure::misuse("no such input"))?;
+        put(input, *found);
+    }
+
     fn TRITONBACKEND_RequestOutputCount(request: *mut TRITONBACKEND_Request, count: *mut u32) {
         put(count, host.requests.get(request)?.outputs.len() as u32);
     }

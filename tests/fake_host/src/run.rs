@@ -70,6 +70,39 @@ fn live(plugin: &Plugin, scenario: &Scenario, report: &mut Report) -> Vec<usize>
         take_error(unsafe { (plugin.attributes)(backend, attributes) });
         report.instance_groups = host().attributes.remove(attributes).unwrap_or_default();
 
+        if let Some(mut model) = Model::load(plugin, scenario, report, backend) {
+            requests.extend(model.serve(plugin, scenario));
+            if scenario.reload
+                && let Some(next) = Model::load(plugin, scenario, report, backend)
+            {
+                std::mem::replace(&mut model, next).unload(plugin, report);
+                requests.extend(model.serve(plugin, scenario));
+            }
+            model.unload(plugin, report);
+        }
+    }
+    // SAFETY: as above.
+    note(report, "Finalize", unsafe { (plugin.finalize)(backend) });
+    host().backends.remove(backend).ok();
+    host().messages.remove(config).ok();
+    requests
+}
+
+/// A loaded model with its instances.
+struct Model {
+    model: *mut TRITONBACKEND_Model,
+    instances: Vec<*mut TRITONBACKEND_ModelInstance>,
+}
+
+impl Model {
+    /// Loads it; what is half done is finalized.
+    fn load(
+        plugin: &Plugin,
+        scenario: &Scenario,
+        report: &mut Report,
+        backend: *mut TRITONBACKEND_Backend,
+    ) -> Option<Self> {
+        let c_string = |text: &str| CString::new(text).expect("text without NUL");
         let model: *mut TRITONBACKEND_Model = host().insert(
             |host| &mut host.models,
             ModelObject {
@@ -82,42 +115,33 @@ fn live(plugin: &Plugin, scenario: &Scenario, report: &mut Report) -> Vec<usize>
                 state: null_mut(),
             },
         );
-        // SAFETY: as above.
-        if note(report, "ModelInitialize", unsafe { (plugin.model_initialize)(model) }) {
-            report.config = host().models.get(model).map(|m| m.config.clone()).unwrap_or_default();
-            requests = with_instances(plugin, scenario, report, model);
+        let mut loaded = Self { model, instances: Vec::new() };
+        // SAFETY: a live model of a live backend.
+        let mut ready = note(report, "ModelInitialize", unsafe { (plugin.model_initialize)(model) });
+        report.config = host().models.get(model).map(|m| m.config.clone()).unwrap_or_default();
+        while ready && loaded.instances.len() < scenario.instances {
+            ready = loaded.add_instance(plugin, scenario, report);
         }
-        // SAFETY: as above.
-        note(report, "ModelFinalize", unsafe { (plugin.model_finalize)(model) });
-        host().models.remove(model).ok();
+        if !ready {
+            loaded.unload(plugin, report);
+            return None;
+        }
+        Some(loaded)
     }
-    // SAFETY: as above.
-    note(report, "Finalize", unsafe { (plugin.finalize)(backend) });
-    host().backends.remove(backend).ok();
-    host().messages.remove(config).ok();
-    requests
-}
 
-fn with_instances(
-    plugin: &Plugin,
-    scenario: &Scenario,
-    report: &mut Report,
-    model: *mut TRITONBACKEND_Model,
-) -> Vec<usize> {
-    let mut instances = Vec::new();
-    let mut ready = true;
-    for number in 0..scenario.instances {
+    fn add_instance(&mut self, plugin: &Plugin, scenario: &Scenario, report: &mut Report) -> bool {
+        let name = format!("{}_{}", scenario.model, self.instances.len());
         let instance: *mut TRITONBACKEND_ModelInstance = host().insert(
             |host| &mut host.instances,
             InstanceObject {
-                model,
-                name: CString::new(format!("{}_{number}", scenario.model)).unwrap_or_default(),
+                model: self.model,
+                name: CString::new(name).unwrap_or_default(),
                 kind: TRITONSERVER_INSTANCEGROUPKIND_CPU,
                 device: 0,
                 state: null_mut(),
             },
         );
-        instances.push(instance);
+        self.instances.push(instance);
         let handle = instance.addr();
         let error = std::thread::scope(|scope| {
             let thread = scope.spawn(move || {
@@ -127,27 +151,30 @@ fn with_instances(
             });
             thread.join().expect("no panic leaves the plugin")
         });
-        let error = std::ptr::without_provenance_mut(error);
-        ready &= note(report, "ModelInstanceInitialize", error);
-        if !ready {
-            break;
-        }
+        note(report, "ModelInstanceInitialize", std::ptr::without_provenance_mut(error))
     }
-    let mut requests = Vec::new();
-    if ready && !instances.is_empty() {
-        for (number, batch) in scenario.batches.iter().enumerate() {
-            let instance = instances[number % instances.len()];
-            requests.extend(execute(plugin, instance, batch));
+
+    /// Executes the batches; gives the handles of the requests.
+    fn serve(&self, plugin: &Plugin, scenario: &Scenario) -> Vec<usize> {
+        let mut requests = Vec::new();
+        for (batch, instance) in scenario.batches.iter().zip(self.instances.iter().cycle()) {
+            requests.extend(execute(plugin, *instance, batch));
             // SAFETY: a live instance. Newer servers ask; what it says does not change the run.
-            take_error(unsafe { (plugin.instance_ready)(instance) });
+            take_error(unsafe { (plugin.instance_ready)(*instance) });
         }
+        requests
     }
-    for instance in instances {
-        // SAFETY: a live instance that executes nothing.
-        note(report, "ModelInstanceFinalize", unsafe { (plugin.instance_finalize)(instance) });
-        host().instances.remove(instance).ok();
+
+    fn unload(self, plugin: &Plugin, report: &mut Report) {
+        for instance in self.instances {
+            // SAFETY: a live instance that executes nothing.
+            note(report, "ModelInstanceFinalize", unsafe { (plugin.instance_finalize)(instance) });
+            host().instances.remove(instance).ok();
+        }
+        // SAFETY: a live model without instances.
+        note(report, "ModelFinalize", unsafe { (plugin.model_finalize)(self.model) });
+        host().models.remove(self.model).ok();
     }
-    requests
 }
 
 fn execute(

@@ -23,6 +23,9 @@ pub struct Scenario {
     pub auto_complete: bool,
     /// How many CPU instances are made; batches go to them in turn.
     pub instances: usize,
+    /// Whether the model is reloaded after the batches, and serves them again: as in the server, the new model is
+    /// loaded before the old one goes.
+    pub reload: bool,
     /// The requests of each call of Execute.
     pub batches: Vec<Vec<RequestSpec>>,
 }
@@ -42,6 +45,7 @@ impl Scenario {
             ),
             auto_complete: true,
             instances: 1,
+            reload: false,
             batches: Vec::new(),
         }
     }

@@ -154,3 +154,38 @@ pub(super) unsafe fn copy_to_device(device: i32, from: &[u8], to: *mut u8) -> Re
         })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs a GPU; passes without a look at anything where there is no driver.
+    #[test]
+    fn bytes_survive_the_way_to_a_gpu_and_back() {
+        let Ok(driver) = driver() else { return };
+        let data: Vec<u8> = (0..1_000_003u32).map(|i| (i * 7) as u8).collect();
+        let mut back = vec![0; data.len() - 1];
+        // SAFETY: the driver's own allocation, by its documented type, with room for all that is copied; the
+        // addresses are handed to this module's functions as a tensor's would be.
+        unsafe {
+            let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+            let allocate: unsafe extern "C" fn(*mut CuDevicePtr, usize) -> CuResult =
+                symbol(library, c"cuMemAlloc_v2").expect("a driver allocates");
+            let mut memory: CuDevicePtr = 0;
+            driver.on_device(0, || driver.check("cuMemAlloc", allocate(&mut memory, data.len()))).expect("memory");
+            let at = |offset: u64| std::ptr::without_provenance_mut::<u8>((memory + offset) as usize);
+            copy_to_device(0, &data, at(0)).expect("copied there");
+            // From an odd address, on a thread that never saw the context.
+            let address = at(1).addr();
+            let from = move || std::ptr::without_provenance::<u8>(address);
+            std::thread::scope(|scope| {
+                let copied = scope.spawn(|| copy_from_device(0, from(), &mut back)).join();
+                copied.expect("no panic").expect("copied back");
+            });
+        }
+        assert_eq!(back, data[1..]);
+        // SAFETY: an unknown device is refused before anything is copied.
+        let refused = unsafe { copy_from_device(77, std::ptr::null(), &mut back) };
+        assert!(refused.expect_err("no such device").message().contains("cuDeviceGet"));
+    }
+}
