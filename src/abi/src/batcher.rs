@@ -84,7 +84,7 @@ impl QueuedRequest<'_> {
 }
 
 /// Defines the five C functions that Triton looks up in a batching library, for one type that implements
-/// [`BatchStrategy`](crate::batcher::BatchStrategy). To be used once, in the crate that is built as the `cdylib`.
+/// [`BatchStrategy`]. To be used once, in the crate that is built as the `cdylib`.
 #[macro_export]
 macro_rules! export_batcher {
     ($strategy:ty) => {
