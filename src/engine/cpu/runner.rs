@@ -1,5 +1,6 @@
 //! A runner: the working memory of one instance, the checks of a pass before it and of its results after it.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::CpuModel;
@@ -79,7 +80,12 @@ impl Runner for CpuRunner {
                 failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
         };
-        let (split, alone): (Vec<_>, Vec<_>) = work.into_iter().partition(|(group, _)| group.split);
+        let (split, mut alone): (Vec<_>, Vec<_>) = work.into_iter().partition(|(group, _)| group.split);
+        // The greatest first: the last ones, for which a thread may have to wait, are then small.
+        alone.sort_by_key(|(group, _)| {
+            let Range { start, end } = group.sequences;
+            std::cmp::Reverse(batch.cu_seqlens[end] - batch.cu_seqlens[start])
+        });
         for group in &split {
             run(Exec::Team(&team), group);
         }
