@@ -17,7 +17,6 @@ sys.path.append(str(ROOT / "scripts"))
 
 import tritonserver  # noqa: E402  (scripts/tritonserver.py)
 
-LIBRARY = "libtriton_rust.so"
 
 
 def free_ports(count):
@@ -39,7 +38,7 @@ def lay_backends(path, binary, rust):
         raise SystemExit(f"the server's wheel has no Python backend for Python {stub.name}")
     shutil.rmtree(path, ignore_errors=True)
     python = [*(wheel / "backends" / "python").iterdir(), *stub.iterdir()]
-    for target, sources in (("rust", [rust / "rust" / LIBRARY]), ("python", python)):
+    for target, sources in (("rust", (rust / "rust").iterdir()), ("python", python)):
         (path / target).mkdir(parents=True)
         for source in sources:
             if source.is_file():
