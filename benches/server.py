@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+LIBRARY = "libtriton_rust.so"
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "scripts"))
 
