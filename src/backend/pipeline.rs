@@ -15,6 +15,10 @@ use crate::batch::plan_passes;
 use crate::engine::Output;
 use crate::tokenize::Tokens;
 
+/// So much text is tokenized without a permit of the pool: some 100 us, for which an instance would otherwise wait
+/// until a pass of another one is over.
+const ALONE_BYTES: usize = 16 << 10;
+
 /// Answers every request of the batch.
 pub fn run(model: &Model, instance: &mut Instance, batch: Batch<'_>) {
     let (requests, report) = batch.into_parts();
@@ -89,16 +93,22 @@ fn read<'a>(model: &Model, requests: Vec<Request<'a>>) -> (Vec<Request<'a>>, Vec
     read.unzip()
 }
 
-/// The tokens of every row of every request, on the model's threads.
+/// The tokens of every row of every request: here while others compute, or on the model's threads where it is much.
 fn tokenize(model: &Model, inputs: &[Inputs]) -> Vec<Vec<Result<Tokens>>> {
     let started = Instant::now();
     let rows: Vec<(&Inputs, usize)> =
         inputs.iter().flat_map(|inputs| (0..inputs.texts.len()).map(move |row| (inputs, row))).collect();
     let slots: Vec<OnceLock<Result<Tokens>>> = rows.iter().map(|_| OnceLock::new()).collect();
-    model.pool.for_each(model.threads, rows.len(), |i| {
+    let task = |i: usize| {
         let (inputs, row) = rows[i];
         let _ = slots[i].set(inputs.tokenize(model, row));
-    });
+    };
+    let size = |inputs: &Inputs| inputs.texts.byte_size() + inputs.pairs.as_ref().map_or(0, Texts::byte_size);
+    if inputs.iter().map(size).sum::<usize>() <= ALONE_BYTES {
+        (0..rows.len()).for_each(task);
+    } else {
+        model.pool.for_each(model.threads, rows.len(), task);
+    }
     model.metrics.tokenize_seconds.add(started.elapsed().as_secs_f64());
     let missing = || Err(Error::internal("a text was not tokenized"));
     let mut tokens = slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(missing));

@@ -22,39 +22,62 @@ pub(super) struct Group {
 }
 
 /// Cuts `batch` into groups, those that are run by all threads first.
+///
+/// The longest sequences are given to all threads together, one after another, until the rest can be shared out to
+/// single threads with little waiting at the end.
 pub(super) fn plan(batch: &PackedBatch, threads: usize) -> Vec<Group> {
-    let (count, tokens) = (batch.sequences(), batch.tokens());
+    let count = batch.sequences();
     if threads == 1 {
-        return cut(batch, 0..count, tokens.div_ceil(GROUP_TOKENS));
+        return cut(batch, 0..count, batch.tokens().div_ceil(GROUP_TOKENS));
     }
-    let mut groups = Vec::new();
-    let is_long = |i: usize| batch.range(i).len() * threads > tokens;
-    let mut rest = Vec::new();
-    let mut start = 0;
-    for i in 0..=count {
-        if i == count || is_long(i) {
-            if start < i {
-                rest.push(start..i);
-            }
-            if i < count {
-                groups.push(Group { sequences: i..i + 1, split: true });
-            }
-            start = i + 1;
+    let mut longest: Vec<usize> = (0..count).collect();
+    longest.sort_by_key(|&i| std::cmp::Reverse(batch.range(i).len()));
+    let mut together: Vec<usize> = Vec::new();
+    loop {
+        let groups = share_out(batch, &together, threads);
+        if groups.iter().all(|group| group.split) || is_even(batch, &groups, threads) {
+            let all = |i: &usize| Group { sequences: *i..*i + 1, split: true };
+            return together.iter().map(all).chain(groups).collect();
+        }
+        // In the order of the batch, so that what is between two of them is a run.
+        together.push(longest[together.len()]);
+        together.sort_unstable();
+    }
+}
+
+/// Groups for single threads, of all sequences but those of `together` (ascending). Where too few tokens are left for
+/// that, groups for all threads.
+fn share_out(batch: &PackedBatch, together: &[usize], threads: usize) -> Vec<Group> {
+    let ends = together.iter().copied().chain([batch.sequences()]);
+    let starts = [0].into_iter().chain(together.iter().map(|i| i + 1));
+    let runs: Vec<Range<usize>> =
+        starts.zip(ends).map(|(start, end)| start..end).filter(|run| !run.is_empty()).collect();
+    let tokens: usize = runs.iter().map(|run| tokens_of(batch, run)).sum();
+    if tokens < SHARE_TOKENS * threads {
+        return runs.into_iter().map(|sequences| Group { sequences, split: true }).collect();
+    }
+    // As many groups for each thread.
+    let most = tokens.div_ceil(tokens.div_ceil(GROUP_TOKENS).next_multiple_of(threads));
+    runs.into_iter().flat_map(|run| cut(batch, run.clone(), tokens_of(batch, &run).div_ceil(most))).collect()
+}
+
+/// Whether threads that take the greatest group that is left, again and again, end at about the same time: the last
+/// one at most an eighth later than with equal shares.
+fn is_even(batch: &PackedBatch, groups: &[Group], threads: usize) -> bool {
+    let mut sizes: Vec<usize> = groups.iter().map(|group| tokens_of(batch, &group.sequences)).collect();
+    sizes.sort_unstable_by_key(|&size| std::cmp::Reverse(size));
+    let mut loads = vec![0; threads];
+    for size in &sizes {
+        if let Some(least) = loads.iter_mut().min() {
+            *least += size;
         }
     }
-    let mut alone = Vec::new();
-    for run in rest {
-        let tokens = (batch.cu_seqlens[run.end] - batch.cu_seqlens[run.start]) as usize;
-        if tokens < SHARE_TOKENS * threads {
-            groups.push(Group { sequences: run, split: true });
-        } else {
-            // As many groups for each thread.
-            let parts = tokens.div_ceil(GROUP_TOKENS).next_multiple_of(threads);
-            alone.extend(cut(batch, run, parts));
-        }
-    }
-    groups.append(&mut alone);
-    groups
+    let last = loads.iter().max().copied().unwrap_or(0);
+    8 * last * threads <= 9 * sizes.iter().sum::<usize>()
+}
+
+fn tokens_of(batch: &PackedBatch, sequences: &Range<usize>) -> usize {
+    (batch.cu_seqlens[sequences.end] - batch.cu_seqlens[sequences.start]) as usize
 }
 
 /// Cuts `sequences` into at most `parts` groups of about as many tokens.
@@ -99,9 +122,15 @@ mod tests {
     fn one_text_is_run_by_all_threads_and_many_by_one_each() {
         assert_eq!(planned(&[16], 2), [(0..1, true)]);
         assert_eq!(planned(&[16], 1), [(0..1, false)]);
-        assert_eq!(planned(&[16, 8], 2), [(0..1, true), (1..2, true)]);
+        assert_eq!(planned(&[16, 8], 2), [(0..2, true)]);
         assert_eq!(planned(&[128, 128], 2), [(0..1, false), (1..2, false)]);
-        assert_eq!(planned(&[500, 100, 100, 100], 2), [(0..1, true), (1..3, false), (3..4, false)]);
+        assert_eq!(
+            planned(&[500, 100, 100, 100], 2),
+            [(0..1, true), (1..2, true), (2..3, false), (3..4, false)],
+            "all together until the rest is even"
+        );
+        assert_eq!(planned(&[380, 400], 2), [(0..1, false), (1..2, false)], "almost equal is good enough");
+        assert_eq!(planned(&[380, 400, 390], 2), [(1..2, true), (0..1, false), (2..3, false)], "none runs alone");
         assert!(planned(&[], 2).is_empty());
     }
 
