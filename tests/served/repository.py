@@ -110,7 +110,9 @@ def write_common(path):
             f"dynamic_batching {{ preferred_batch_size: [ {size} ] max_queue_delay_microseconds: {seconds}000000 }}"
         )
         one = f"max_batch_size: {size} instance_group [{{ count: 1 kind: KIND_CPU }}]"
-        repository.add(f"wait_for_{size}", source, fp32, f"{one}\n{waits}")
+        # The batching library would close a batch of more tokens than a pass.
+        budget = {"max_batch_tokens": "100000"}
+        repository.add(f"wait_for_{size}", source, {**fp32, **budget}, f"{one}\n{waits}")
     more = {"embed_bare_legacy": {"task": "embed"}}  # its architecture is BertForMaskedLM
     for name in SERVED_CHECKPOINTS:
         pair = {"text_pair": "true"} if is_pair(name) else {}
