@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import sys
 import sysconfig
 import time
@@ -17,18 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "scripts"))
 
 import tritonserver  # noqa: E402  (scripts/tritonserver.py)
-
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
 
 
 def lay_backends(path, binary, rust):
@@ -66,7 +53,7 @@ class Server:
         self.log = work / "server.log"
         binary = tritonserver.find()
         lay_backends(work / "backends", binary, rust)
-        self.port, grpc, metrics = free_ports(3)
+        self.port, grpc, metrics = tritonserver.free_ports(3)
         arguments = tritonserver.command(binary, repository, work / "backends", self.port, grpc, metrics)
         self.process = tritonserver.start(arguments, self.log, environment(binary))
         try:

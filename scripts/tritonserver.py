@@ -101,6 +101,17 @@ def port_is_free(port):
         return True
 
 
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
 def tail(log, lines=30):
     """The end of a log file."""
     text = Path(log).read_text("utf-8", "replace").splitlines()

@@ -37,17 +37,6 @@ STATUS = {
 }
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
-
-
 def accepts(address):
     """Whether something listens at host:port."""
     host, _, port = address.rpartition(":")
@@ -177,7 +166,7 @@ class Server(Endpoint):
         binary = tritonserver.find()
         self.log_file = Path(log)
         for attempt in range(3):
-            ports = free_ports(3)
+            ports = tritonserver.free_ports(3)
             super().__init__(*(f"127.0.0.1:{port}" for port in ports))
             arguments = tritonserver.command(binary, repository, backends or BACKENDS, *ports, flags=flags)
             self.process = tritonserver.start(arguments, log, env=dict(os.environ, **(env or {})))

@@ -15,7 +15,7 @@ import pytest
 
 import conftest
 import repository
-from harness import ROOT, free_ports
+from harness import ROOT, tritonserver
 
 pytestmark = pytest.mark.skipif(bool(conftest.EXTERNAL), reason="starts servers of its own")
 
@@ -97,7 +97,7 @@ def terminal():
 
 @pytest.fixture
 def ports():
-    return dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), map(str, free_ports(3))))
+    return dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), map(str, tritonserver.free_ports(3))))
 
 
 def pasted(screen):
