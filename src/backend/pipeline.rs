@@ -103,8 +103,7 @@ fn tokenize(model: &Model, inputs: &[Inputs]) -> Vec<Vec<Result<Tokens>>> {
         let (inputs, row) = rows[i];
         let _ = slots[i].set(inputs.tokenize(model, row));
     };
-    let size = |inputs: &Inputs| inputs.texts.byte_size() + inputs.pairs.as_ref().map_or(0, Texts::byte_size);
-    if inputs.iter().map(size).sum::<usize>() <= ALONE_BYTES {
+    if inputs.iter().map(Inputs::total_bytes).sum::<usize>() <= ALONE_BYTES {
         (0..rows.len()).for_each(task);
     } else {
         model.pool.for_each(model.threads, rows.len(), task);

@@ -58,11 +58,6 @@ impl Texts {
         self.data.get(self.spans.get(row)?.clone())
     }
 
-    /// All bytes of the tensor, the lengths before the strings included.
-    pub fn byte_size(&self) -> usize {
-        self.data.len()
-    }
-
     /// String `row` as UTF-8; the error names the row and holds none of its bytes.
     pub fn str(&self, row: usize) -> Result<&str> {
         let bytes =
