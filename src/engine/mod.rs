@@ -2,6 +2,8 @@
 //! [`Runner`], which owns the scratch memory of one pass at a time.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 use crate::batch::PackedBatch;
 use crate::error::Result;

@@ -1,0 +1,3 @@
+//! The engine for NVIDIA GPUs.
+
+pub mod kernels;
