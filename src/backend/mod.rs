@@ -1,6 +1,8 @@
 //! The backend that Triton loads: a model and its instances. What happens to a batch of requests is in [`pipeline`].
 
 mod answer;
+mod inputs;
+mod jobs;
 mod labels;
 mod metrics;
 mod model;
