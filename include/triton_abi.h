@@ -245,7 +245,8 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseOutput(
 TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(
     TRITONBACKEND_Output* output, void** buffer, uint64_t buffer_byte_size,
     TRITONSERVER_MemoryType* memory_type, int64_t* memory_type_id);
-/* Takes the response, also when it returns an error. `error` stays the caller's; NULL is success. */
+/* Takes the response, also when it returns an error. `error` stays the caller's; NULL is success. Flags of 0 announce
+ * more responses of the same request, which only a decoupled model may have. */
 TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
     TRITONBACKEND_Response* response, uint32_t send_flags, TRITONSERVER_Error* error);
 

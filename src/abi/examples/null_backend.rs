@@ -1,7 +1,8 @@
 //! A backend without an engine: it embeds every text as its length followed by zeros.
 //!
 //! It uses all of the ABI crate as the real backend does, and misbehaves on demand: the texts `!panic`, `!fail`,
-//! `!forget` and `!slow` panic, answer with an error, drop the request unanswered, and wait a while.
+//! `!forget` and `!slow` panic, answer with an error, drop the request unanswered, and wait a while. A decoupled model
+//! answers each text with a response of its own.
 
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ struct Null {
 
 struct Model {
     cached: bool,
+    decoupled: bool,
     texts: Counter,
     in_flight: Gauge,
     rows: Histogram,
@@ -70,6 +72,7 @@ impl Backend for Null {
         let labels = [("model", name.as_str())];
         Ok(Model {
             cached: config["response_cache"]["enable"] == true,
+            decoupled: config["model_transaction_policy"]["decoupled"] == true,
             texts: Counter::new("null_texts", "Texts answered", &labels)?,
             in_flight: Gauge::new("null_in_flight", "Requests in the last batch", &labels)?,
             rows: Histogram::new("null_rows", "Rows of a batch", &labels, &[1.0, 8.0, 64.0])?,
@@ -152,7 +155,12 @@ impl<'a> Job<'a> {
             }
         }
         let mut response = self.request.respond();
-        match fill(&mut response, instance, &self.texts, &self.shape, &self.outputs) {
+        let filled = if model.decoupled {
+            fill_parts(&mut response, instance, &self.texts, &self.outputs)
+        } else {
+            fill(&mut response, instance, &self.texts, &self.shape, &self.outputs)
+        };
+        match filled {
             Ok(()) => {
                 model.texts.add(self.texts.len() as f64);
                 response.send_final(ComputeTimes::since(start));
@@ -160,6 +168,20 @@ impl<'a> Job<'a> {
             Err(error) => response.fail(&error),
         }
     }
+}
+
+/// Sends the response of each text but the last, which is left to be sent.
+fn fill_parts(response: &mut Response<'_>, instance: &Instance, texts: &[String], outputs: &[String]) -> Result<()> {
+    for (row, text) in texts.iter().enumerate() {
+        if response.request().is_cancelled() {
+            return Err(Error::cancelled("the request was cancelled"));
+        }
+        if row > 0 {
+            response.send_part()?;
+        }
+        fill(response, instance, std::slice::from_ref(text), &[1, 1], outputs)?;
+    }
+    Ok(())
 }
 
 fn fill(

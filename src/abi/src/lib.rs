@@ -14,7 +14,8 @@
 //!
 //! * **Every request is answered once and released once.** A [`Request`] is owned. It ends in
 //!   [`Request::fail`], in [`Response::send_final`] or in [`Response::fail`]; one that is dropped on the way,
-//!   because of a panic for instance, is answered with INTERNAL.
+//!   because of a panic for instance, is answered with INTERNAL. Of a decoupled model it may have other responses
+//!   before ([`Response::send_part`]); still one, the last, ends it.
 //! * **No panic reaches C.** Each entry point catches it, keeps its text, and returns an error.
 //! * **Memory of others is copied in, never viewed.** A request's tensors may lie in shared memory that its
 //!   client can still change; what was checked would not stay checked.

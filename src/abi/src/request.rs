@@ -9,7 +9,7 @@ use crate::error::{Code, Error, Result, c_string, check};
 use crate::guard;
 use crate::host;
 use crate::memory::{self, Memory};
-use crate::response::{RawResponse, Response};
+use crate::response::{Flags, RawResponse, Response};
 use crate::sys;
 use crate::tensor::{DataType, element_count};
 use crate::text::Texts;
@@ -117,7 +117,7 @@ impl<'a> Request<'a> {
                 added?;
             }
         }
-        response.send(Some(error))
+        response.send(Flags::Final, Some(error))
     }
 
     /// Marks the request as answered with a success.

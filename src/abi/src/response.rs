@@ -1,4 +1,5 @@
-//! A response: outputs in the server's memory, sent once.
+//! A response: outputs in the server's memory. A request has one; of a decoupled model it may have several, and the last
+//! one ends it.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -16,8 +17,8 @@ use crate::text;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(usize);
 
-/// The one response of a request. It owns the request: sending it, or failing it, answers and releases the
-/// request; dropping it answers with INTERNAL.
+/// The response of a request, or of a decoupled model one after the other. It owns the request: sending the final
+/// response, or failing it, answers and releases the request; dropping it answers with INTERNAL.
 pub struct Response<'a> {
     // The order matters: an unsent response is deleted before its request is answered and released.
     raw: Option<RawResponse>,
@@ -110,22 +111,30 @@ impl<'a> Response<'a> {
         unsafe { check(sys::TRITONBACKEND_ResponseSetBoolParameter(raw, name.as_ptr(), value)) }
     }
 
-    /// Sends the response as the request's only one and releases the request. What cannot be sent becomes an
+    /// Sends what was added as a response that others follow, and begins the next one, which is empty: slots of before
+    /// are void. Only a decoupled model may. After an error the request is still to be answered.
+    pub fn send_part(&mut self) -> Result<()> {
+        let sent = self.try_send(Flags::Part);
+        self.outputs.clear();
+        sent
+    }
+
+    /// Sends the response as the request's only or last one and releases the request. What cannot be sent becomes an
     /// error response.
     pub fn send_final(mut self, times: ComputeTimes) {
-        match self.try_send() {
+        match self.try_send(Flags::Final) {
             Ok(()) => self.request.answered_well(times),
             Err(error) => self.fail(&error),
         }
     }
 
-    fn try_send(&mut self) -> Result<()> {
+    fn try_send(&mut self, flags: Flags) -> Result<()> {
         for output in &mut self.outputs {
             output.flush()?;
         }
         self.raw()?;
         match self.raw.take() {
-            Some(raw) => raw.send(None),
+            Some(raw) => raw.send(flags, None),
             None => Err(Error::internal("no response")),
         }
     }
@@ -247,6 +256,15 @@ impl Output {
     }
 }
 
+/// Whether a response is the request's last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flags {
+    /// Others follow.
+    Part,
+    /// It ends the request.
+    Final,
+}
+
 /// A response object of the server's that was not sent yet.
 pub(crate) struct RawResponse(NonNull<sys::TRITONBACKEND_Response>);
 
@@ -284,8 +302,12 @@ impl RawResponse {
         }
     }
 
-    /// Sends it as the final response; with an error it is an error response.
-    pub(crate) fn send(self, error: Option<&Error>) -> Result<()> {
+    /// Sends it; with an error it is an error response.
+    pub(crate) fn send(self, flags: Flags, error: Option<&Error>) -> Result<()> {
+        let flags = match flags {
+            Flags::Part => 0,
+            Flags::Final => sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        };
         let error = error.map(Error::to_owned_raw);
         if error.as_ref().is_some_and(|e| e.as_ptr().is_null()) {
             // NULL would make it a success.
@@ -296,7 +318,7 @@ impl RawResponse {
         std::mem::forget(self);
         let error_ptr = error.as_ref().map_or(std::ptr::null_mut(), |e| e.as_ptr());
         // SAFETY: a live response, given away here; the error stays ours.
-        unsafe { check(sys::TRITONBACKEND_ResponseSend(raw, sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL, error_ptr)) }
+        unsafe { check(sys::TRITONBACKEND_ResponseSend(raw, flags, error_ptr)) }
     }
 }
 

@@ -215,6 +215,42 @@ fn every_call_of_the_host_may_fail() {
     }
 }
 
+fn decoupled_scenario() -> Scenario {
+    scenario().config(r#"{"name":"embed","input":[],"model_transaction_policy":{"decoupled":true}}"#).batch([
+        texts(&["one", "", "three"]).decoupled(),
+        texts(&["alone"]).decoupled().placed(Placement::Misaligned),
+        texts(&["is", "sent", "this", "is", "not"]).decoupled().cancelled_after(2),
+        texts(&["x", "!panic"]).decoupled(),
+    ])
+}
+
+#[test]
+fn a_decoupled_model_answers_in_parts_and_ends_each_request_once() {
+    let report = run_sound(&decoupled_scenario());
+    let echoes = |number: usize| -> Vec<String> {
+        let outcome = &report.outcomes[number];
+        outcome.parts.iter().chain(&outcome.answers).flat_map(|answer| answer.strings("ECHO")).collect()
+    };
+    assert_eq!(echoes(0), ["one", "", "three"]);
+    assert_eq!((report.outcomes[0].parts.len(), report.outcomes[0].statistics.as_slice()), (2, [true].as_slice()));
+    assert_eq!(echoes(1), ["alone"]);
+    assert!(report.outcomes[1].parts.is_empty());
+    assert_eq!(report.outcomes[2].parts.len(), 2, "what was sent before the client went away");
+    assert_eq!(report.answer(2).code(), Some(sys::TRITONSERVER_ERROR_CANCELLED));
+    assert_eq!(report.answer(3).code(), Some(sys::TRITONSERVER_ERROR_INTERNAL));
+}
+
+#[test]
+fn every_call_may_fail_between_the_parts_of_an_answer() {
+    for code in [sys::TRITONSERVER_ERROR_INTERNAL, sys::TRITONSERVER_ERROR_UNAVAILABLE] {
+        sweep(&Plugin::in_this_executable(), &decoupled_scenario(), code, |report| {
+            for outcome in &report.outcomes {
+                assert!(outcome.parts.iter().all(|part| part.error.is_none()), "{:?}", report.failed_call);
+            }
+        });
+    }
+}
+
 #[test]
 fn states_are_dropped_when_they_cannot_be_stored() {
     let plugin = Plugin::in_this_executable();

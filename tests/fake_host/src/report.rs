@@ -34,7 +34,9 @@ pub struct Report {
 /// What became of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The responses that arrived.
+    /// The responses that arrived before the final one, of a decoupled model.
+    pub parts: Vec<Answer>,
+    /// The final responses that arrived.
     pub answers: Vec<Answer>,
     /// How often it was released.
     pub releases: usize,
@@ -124,7 +126,7 @@ impl Report {
         self.failed_call == Some("TRITONBACKEND_ModelInstanceState")
     }
 
-    /// The one answer of request `number`.
+    /// The final answer of request `number`.
     ///
     /// # Panics
     /// When it has none.

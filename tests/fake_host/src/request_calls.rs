@@ -18,7 +18,9 @@ host_calls! { |host|
     }
 
     fn TRITONBACKEND_RequestIsCancelled(request: *mut TRITONBACKEND_Request, cancelled: *mut bool) {
-        put(cancelled, host.requests.get(request)?.spec.cancelled);
+        let parts = host.outcomes.entry(request.addr()).or_default().parts.len();
+        let spec = &host.requests.get(request)?.spec;
+        put(cancelled, spec.cancelled || spec.cancelled_after.is_some_and(|after| parts >= after));
     }
 
     fn TRITONBACKEND_RequestInput(
@@ -274,12 +276,17 @@ impl Host {
             Some((*code, message.to_string_lossy().into_owned()))
         };
         let request = std::ptr::without_provenance::<TRITONBACKEND_Request>(response.request);
-        self.requests.get(request)?;
-        if flags != TRITONSERVER_RESPONSE_COMPLETE_FINAL {
-            return Err(Failure::misuse("the only response is not the final one"));
-        }
+        let decoupled = self.requests.get(request)?.spec.decoupled;
         let outcome = self.outcomes.entry(response.request).or_default();
-        outcome.answers.push(Answer { error, outputs, parameters: response.parameters });
+        if !outcome.answers.is_empty() {
+            return Err(Failure::misuse("a response after the final one"));
+        }
+        let answer = Answer { error, outputs, parameters: response.parameters };
+        match flags {
+            TRITONSERVER_RESPONSE_COMPLETE_FINAL => outcome.answers.push(answer),
+            0 if decoupled => outcome.parts.push(answer),
+            _ => return Err(Failure::misuse("the only response is not the final one")),
+        }
         Ok(())
     }
 }

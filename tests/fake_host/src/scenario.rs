@@ -90,6 +90,10 @@ pub struct RequestSpec {
     pub outputs: Vec<String>,
     /// Where they go.
     pub placement: Placement,
+    /// Whether it may have several responses, as the requests of a decoupled model.
+    pub decoupled: bool,
+    /// The client goes away when it has got so many responses that are not final.
+    pub cancelled_after: Option<usize>,
 }
 
 impl RequestSpec {
@@ -116,6 +120,20 @@ impl RequestSpec {
     #[must_use]
     pub fn cancelled(mut self) -> Self {
         self.cancelled = true;
+        self
+    }
+
+    /// The same, of a decoupled model.
+    #[must_use]
+    pub fn decoupled(mut self) -> Self {
+        self.decoupled = true;
+        self
+    }
+
+    /// The same, and the client goes away when it has got `parts` responses of a decoupled model.
+    #[must_use]
+    pub fn cancelled_after(mut self, parts: usize) -> Self {
+        self.cancelled_after = Some(parts);
         self
     }
 }
