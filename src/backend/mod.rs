@@ -1,6 +1,7 @@
 //! The backend that Triton loads: a model and its instances. What happens to a batch of requests is in [`pipeline`].
 
 mod answer;
+mod engines;
 mod inputs;
 mod jobs;
 mod labels;
@@ -9,7 +10,7 @@ mod model;
 mod pipeline;
 
 use triton_abi::{
-    Backend, BackendHandle, Batch, InstanceGroup, InstanceHandle, Kind, ModelHandle, Result, TokenBudget, log_warn,
+    Backend, BackendHandle, Batch, InstanceGroup, InstanceHandle, Kind, ModelHandle, Result, TokenBudget,
 };
 
 use crate::batch::PackedBatch;
@@ -53,15 +54,7 @@ impl Backend for TextBackend {
     }
 
     fn load_instance(&self, model: &Model, instance: &InstanceHandle) -> Result<Instance> {
-        if instance.kind()? == Kind::Gpu {
-            log_warn!(
-                "model '{}', instance '{}': KIND_GPU runs on the CPU, this version has no CUDA engine; \
-                 set instance_group {{ kind: KIND_CPU }}",
-                model.name,
-                instance.name()?
-            );
-        }
-        Ok(model.instance()?)
+        model.instance(instance)
     }
 
     fn execute(&self, model: &Model, instance: &mut Instance, mut batch: Batch<'_>) {

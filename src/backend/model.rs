@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use triton_abi::{ModelHandle, TokenBudget, log_info, log_warn};
+use triton_abi::{InstanceHandle, Kind, ModelHandle, TokenBudget, log_info, log_warn};
 
+use super::engines::{Engines, Place, cuda_devices};
 use super::metrics::Metrics;
 use super::{Instance, labels};
 use crate::batch::PackedBatch;
@@ -11,10 +12,9 @@ use crate::config::ModelConfig;
 use crate::config::directory::Directory;
 use crate::config::parameters::Parameters;
 use crate::config::triton::{TensorDeclaration, TritonConfig};
-use crate::engine::{Engine, Output, Slot, cpu};
+use crate::engine::{Output, Slot};
 use crate::error::{Error, Result};
 use crate::head::HeadSpec;
-use crate::model::{Checkpoint, bert};
 use crate::pool::Pool;
 use crate::tokenize::{TokenizeOptions, Tokenizer};
 
@@ -26,8 +26,8 @@ pub struct Model {
     pub config: ModelConfig,
     /// Texts to tokens.
     pub tokenizer: Tokenizer,
-    /// Its weights.
-    pub engine: Arc<dyn Engine>,
+    /// Its weights, wherever its instances run.
+    pub engines: Engines,
     /// The process's threads.
     pub pool: Arc<Pool>,
     /// How many of them this model uses.
@@ -60,7 +60,9 @@ impl Model {
         let tokenizer = tokenizer(&config)?;
         let pool = Pool::shared(threads);
         let threads = config.threads.unwrap_or(usize::MAX).min(pool.threads());
-        let engine = engine(&directory, &config, threads, &pool)?;
+        let engines = Engines::new(directory.encoder.clone(), threads, Arc::clone(&pool));
+        // Loaded before any instance asks: the batching library reads the budget before that.
+        let engine = engines.get(first_place(&config, &triton)?, &config)?;
         let max_batch_tokens = config.max_batch_tokens.unwrap_or_else(|| engine.best_pass_tokens());
         log_info!(
             "model '{name}': {:?}; {}; texts of up to {} tokens, passes of up to {max_batch_tokens}",
@@ -79,7 +81,7 @@ impl Model {
             declared: triton.output_names(),
             name,
             tokenizer,
-            engine,
+            engines,
             pool,
             threads,
             max_batch_tokens,
@@ -93,8 +95,22 @@ impl Model {
     }
 
     /// A new instance, warm: it has run one short pass, so that READY means ready.
-    pub fn instance(&self) -> Result<Instance> {
-        let mut instance = Instance { runner: self.engine.runner()?, batch: PackedBatch::new() };
+    pub fn instance(&self, handle: &InstanceHandle) -> triton_abi::Result<Instance> {
+        let (kind, device) = (handle.kind()?, u32::try_from(handle.device()?).unwrap_or(0));
+        let place = Place::of_instance(self.config.engine, self.config.device, (kind, device), cuda_devices)?;
+        if kind == Kind::Gpu && place == Place::Cpu {
+            log_warn!(
+                "model '{}', instance '{}': KIND_GPU runs on the CPU, because engine is 'cpu'; set instance_group \
+                 {{ kind: KIND_CPU }}",
+                self.name,
+                handle.name()?
+            );
+        }
+        let runner = self.engines.get(place, &self.config)?.runner()?;
+        Ok(self.warm(Instance { runner, batch: PackedBatch::new() })?)
+    }
+
+    fn warm(&self, mut instance: Instance) -> Result<Instance> {
         // The empty text fits any max_length.
         let tokens = self.tokenizer.encode("", self.config.inputs.get(1).map(|_| ""))?;
         instance.batch.push(&tokens.input_ids, &tokens.token_type_ids);
@@ -104,6 +120,18 @@ impl Model {
         instance.runner.run(&instance.batch, &mut [slot]).map_err(|e| e.within("the first pass"))?;
         Ok(instance)
     }
+}
+
+/// Where the first instance will run.
+fn first_place(config: &ModelConfig, triton: &TritonConfig) -> Result<Place> {
+    let (kind, device) = triton.first_instance();
+    let kind = match kind {
+        "KIND_GPU" => Kind::Gpu,
+        "KIND_MODEL" => Kind::Model,
+        _ => Kind::Cpu,
+    };
+    let device = u32::try_from(device).unwrap_or(0);
+    Place::of_instance(config.engine, config.device, (kind, device), cuda_devices)
 }
 
 /// Completes the server's configuration where it lets us, and checks it.
@@ -154,12 +182,4 @@ fn tokenizer(config: &ModelConfig) -> Result<Tokenizer> {
         )));
     }
     Ok(tokenizer)
-}
-
-/// Loads the weights; the checkpoint is unmapped when they are packed.
-fn engine(directory: &Directory, config: &ModelConfig, threads: usize, pool: &Arc<Pool>) -> Result<Arc<dyn Engine>> {
-    let checkpoint = Checkpoint::open(&directory.encoder)?;
-    let weights = bert::weights(&checkpoint, &config.spec, &config.head)?;
-    let options = cpu::CpuOptions { dtype: config.dtype, threads };
-    cpu::load(&config.spec, &config.head, &weights, options, Arc::clone(pool))
 }

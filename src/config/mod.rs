@@ -10,7 +10,7 @@ mod tests;
 
 use serde_json::Value as Json;
 
-use crate::engine::Dtype;
+use crate::engine::{Dtype, EngineChoice};
 use crate::error::{Error, Result};
 use crate::head::{HeadSpec, Pooling};
 use crate::model::{EncoderSpec, bert};
@@ -33,6 +33,10 @@ pub struct ModelConfig {
     pub max_length: usize,
     /// What happens to a longer text.
     pub truncation: Truncation,
+    /// The engine that the user asked for.
+    pub engine: EngineChoice,
+    /// The CUDA device, where the user fixed it.
+    pub device: Option<u32>,
     /// Precision that the user asked for.
     pub dtype: Dtype,
     /// Tokens of one pass, where the user fixed it.
@@ -81,12 +85,17 @@ impl ModelConfig {
             Task::Embed => (embed_head(parameters, directory), Vec::new()),
             Task::Classify => classify_head(parameters, directory)?,
         };
+        if parameters.engine == EngineChoice::Cpu && parameters.device.is_some() {
+            return Err(Error::invalid("parameter 'device' has no meaning for engine 'cpu'; remove it"));
+        }
         let mut warnings = Vec::new();
         let model_type = directory.config["model_type"].as_str().unwrap_or("");
         let tokenizer = TokenizerFile::read(&directory.encoder, directory.sentence.is_some(), model_type)?;
         Ok(Self {
             max_length: max_length(parameters, directory, &spec, &mut warnings)?,
             truncation: parameters.truncation.unwrap_or(tokenizer.truncation),
+            engine: parameters.engine,
+            device: parameters.device,
             dtype: parameters.dtype.unwrap_or(Dtype::Auto),
             max_batch_tokens: parameters.max_batch_tokens,
             threads: parameters.intra_op_thread_count,

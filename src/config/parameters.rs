@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use crate::engine::Dtype;
+use crate::engine::{Dtype, EngineChoice};
 use crate::error::{Error, Result};
 use crate::head::Pooling;
 use crate::tokenize::Truncation;
@@ -43,6 +43,10 @@ pub enum Task {
 pub struct Parameters {
     /// `task`.
     pub task: Option<Task>,
+    /// `engine`.
+    pub engine: EngineChoice,
+    /// `device`.
+    pub device: Option<u32>,
     /// `dtype`.
     pub dtype: Option<Dtype>,
     /// `pooling`.
@@ -88,7 +92,8 @@ impl Parameters {
         let bad = || Error::invalid(format!("parameter '{key}' is '{value}'; allowed: {allowed}"));
         match key {
             "task" => self.task = Some(task(value).ok_or_else(bad)??),
-            "engine" => engine(value).ok_or_else(bad)??,
+            "engine" => self.engine = engine(value).ok_or_else(bad)??,
+            "device" => self.device = Some(value.parse().map_err(|_| bad())?),
             "dtype" => self.dtype = Some(dtype(value).ok_or_else(bad)??),
             "pooling" => self.pooling = Some(pooling(value).ok_or_else(bad)?),
             "normalize" => self.normalize = Some(value.parse().map_err(|_| bad())?),
@@ -155,10 +160,12 @@ fn task(value: &str) -> Option<Result<Task>> {
     })
 }
 
-fn engine(value: &str) -> Option<Result<()>> {
+fn engine(value: &str) -> Option<Result<EngineChoice>> {
     Some(match value {
-        "auto" | "cpu" => Ok(()),
-        "cuda" | "onnx" => Err(not_here("engine", value, "auto, cpu")),
+        "auto" => Ok(EngineChoice::Auto),
+        "cpu" => Ok(EngineChoice::Cpu),
+        "cuda" => Ok(EngineChoice::Cuda),
+        "onnx" => Err(not_here("engine", value, "auto, cpu, cuda")),
         _ => return None,
     })
 }
@@ -168,8 +175,9 @@ fn dtype(value: &str) -> Option<Result<Dtype>> {
         "auto" => Ok(Dtype::Auto),
         "fp32" => Ok(Dtype::Fp32),
         "bf16" => Ok(Dtype::Bf16),
+        "fp16" => Ok(Dtype::Fp16),
         "int8" => Ok(Dtype::Int8),
-        "fp16" | "fp8" => Err(not_here("dtype", value, "auto, fp32, bf16, int8")),
+        "fp8" => Err(not_here("dtype", value, "auto, fp32, bf16, fp16, int8")),
         _ => return None,
     })
 }
@@ -241,8 +249,9 @@ mod tests {
     fn reads_what_the_table_allows() {
         let all = Parameters::parse([
             ("task", "classify"),
-            ("engine", "cpu"),
-            ("dtype", "fp32"),
+            ("engine", "cuda"),
+            ("device", "1"),
+            ("dtype", "fp16"),
             ("max_length", " 128 "),
             ("truncation", "left"),
             ("text_pair", "true"),
@@ -251,6 +260,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!((all.task, all.max_length, all.text_pair), (Some(Task::Classify), Some(128), true));
+        assert_eq!((all.engine, all.device, all.dtype), (EngineChoice::Cuda, Some(1), Some(Dtype::Fp16)));
         assert_eq!(all.output_names["LABEL"], "label");
     }
 
@@ -273,7 +283,7 @@ mod tests {
 
     #[test]
     fn refuses_by_name_what_is_not_here_yet() {
-        for (key, value) in [("task", "ner"), ("engine", "cuda"), ("dtype", "fp8"), ("window_stride", "64")] {
+        for (key, value) in [("task", "ner"), ("engine", "onnx"), ("dtype", "fp8"), ("window_stride", "64")] {
             let error = one(key, value).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Unsupported);
             assert!(error.message.contains(key) && error.message.contains("this version"), "{error}");

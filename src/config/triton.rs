@@ -51,6 +51,12 @@ impl TritonConfig {
         integer(&self.0["max_batch_size"]).unwrap_or(0).max(0) as u64
     }
 
+    /// The `kind` of the first instance group, and the first of its devices. The server has filled in its defaults.
+    pub fn first_instance(&self) -> (&str, i64) {
+        let group = &self.0["instance_group"][0];
+        (group["kind"].as_str().unwrap_or("KIND_CPU"), integer(&group["gpus"][0]).unwrap_or(0))
+    }
+
     /// Whether `response_cache { enable: true }`.
     pub fn response_cache(&self) -> bool {
         self.0["response_cache"]["enable"].as_bool().unwrap_or(false)

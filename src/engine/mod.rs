@@ -9,6 +9,19 @@ use crate::batch::PackedBatch;
 use crate::error::Result;
 use crate::head::Value;
 
+/// The engine that the user asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// What suits the instance: KIND_GPU the CUDA engine, KIND_CPU the CPU engine, KIND_MODEL the CUDA engine where
+    /// there is a device for it.
+    #[default]
+    Auto,
+    /// The native CPU engine.
+    Cpu,
+    /// The CUDA engine.
+    Cuda,
+}
+
 /// The number format of weights and matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dtype {
@@ -19,6 +32,8 @@ pub enum Dtype {
     Fp32,
     /// bf16 products, fp32 sums.
     Bf16,
+    /// fp16 products, fp32 sums.
+    Fp16,
     /// int8 products: activations quantized by row, weights by output.
     Int8,
 }

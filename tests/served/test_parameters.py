@@ -26,6 +26,7 @@ REFUSED = {
     "bad_truncation": ("embed_mean", {"truncation": "middle"}, ["truncation", "middle", "left", "right", "error"]),
     "bad_task": ("embed_mean", {"task": "dance"}, ["task", "dance", "embed", "classify"]),
     "bad_engine": ("embed_mean", {"engine": "tpu"}, ["engine", "tpu", "cpu"]),
+    "bad_device": ("embed_mean", {"device": "-1"}, ["device", "-1", "number"]),
     "bad_dtype": ("embed_mean", {"dtype": "fp12"}, ["dtype", "fp12", "fp32"]),
     "bad_text_pair": ("classify_pair_three", {"text_pair": "yes please"}, ["text_pair", "true", "false"]),
     "bad_batch_tokens": ("embed_mean", {"max_batch_tokens": "0"}, ["max_batch_tokens"]),
@@ -35,6 +36,7 @@ REFUSED = {
     "classify_without_a_head": ("embed_mean", {"task": "classify"}, ["classifi"]),
     "pooling_of_a_classifier": ("classify_three", {"pooling": "mean"}, ["pooling", "classify"]),
     "normalize_of_a_classifier": ("classify_three", {"normalize": "true"}, ["normalize", "classify"]),
+    "device_of_the_cpu": ("embed_mean", {"engine": "cpu", "device": "0"}, ["device", "cpu"]),
     "aggregation_of_an_embedder": ("embed_mean", {"aggregation": "simple"}, ["aggregation"]),
     "calibration_of_fp32": ("embed_mean", {"dtype": "fp32", "calibration_file": "x.txt"}, ["calibration_file"]),
     # Known, and not there yet.
@@ -43,7 +45,7 @@ REFUSED = {
     "task_fill_mask": ("embed_bare_legacy", {"task": "fill_mask"}, ["task", "fill_mask"]),
     "engine_cuda": ("embed_mean", {"engine": "cuda"}, ["engine", "cuda"]),
     "engine_onnx": ("embed_mean", {"engine": "onnx"}, ["engine", "onnx"]),
-    "dtype_fp16": ("embed_mean", {"dtype": "fp16"}, ["dtype", "fp16"]),
+    "dtype_fp16": ("embed_mean", {"dtype": "fp16"}, ["dtype", "fp16", "CPU"]),
     "dtype_fp8": ("embed_mean", {"dtype": "fp8"}, ["dtype", "fp8"]),
 }
 

@@ -111,6 +111,9 @@ fn format(dtype: Dtype, kernels: &Kernels) -> Result<Format> {
         (Dtype::Fp32, _) | (Dtype::Auto, None) => Ok(Format::F32),
         (Dtype::Auto | Dtype::Bf16, Some(_)) => Ok(Format::Bf16),
         (Dtype::Int8, Some(_)) => Ok(Format::Int8),
+        (Dtype::Fp16, _) => Err(Error::unsupported(
+            "dtype 'fp16' is not available on the CPU; use auto, fp32, bf16 or int8, or the engine cuda",
+        )),
         (Dtype::Bf16 | Dtype::Int8, None) => {
             let name = if dtype == Dtype::Bf16 { "bf16" } else { "int8" };
             Err(Error::unsupported(format!(
