@@ -339,7 +339,7 @@ def test_queue_policies_hold(serve, new_repository):
     )
     server = serve(models)
     long = closed_loop.Connection(server.http, 60)
-    long.send(0, closed_loop.request("m", ["the " * 250] * 200, "EMBEDDING"))
+    long.send(0, closed_loop.request("m", ["the " * 250] * 80, "EMBEDDING"))
     assert until(lambda: passes(server, "m") > 0)
     requests = [closed_loop.request("m", [TEN_TOKENS], "EMBEDDING", {"timeout": 100_000})] * 12
     answers = closed_loop.run(server.http, requests, connections=12)
@@ -350,7 +350,7 @@ def test_queue_policies_hold(serve, new_repository):
     answer = None
     while answer is None:
         answer = long.receive()
-    assert answer.status == 200 and len(answer.data) == 200 * 384 * 4
+    assert answer.status == 200 and len(answer.data) == 80 * 384 * 4
     long.socket.close()
     server.stop()
 
