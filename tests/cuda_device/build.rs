@@ -1,4 +1,4 @@
-//! Builds the stand-in library: `libcuda.so` with all kernels.
+//! Builds the stand-in libraries: `libcuda.so` with all kernels, and `libcublasLt.so`.
 //!
 //! A C++ compiler (`CXX`, else `g++`) is all that is needed. What has not changed is not compiled again.
 
@@ -39,7 +39,7 @@ fn build(root: &Path, out: &Path, kernels: &Path) -> Result<(), String> {
     let native = root.join("native");
     let compiler = Compiler::new(out, &native)?;
     let mut driver = Vec::new();
-    for file in ["block", "control", "copy", "driver", "executor", "launch", "memory", "stream"] {
+    for file in ["block", "control", "copy", "driver", "executor", "extension", "launch", "memory", "stream"] {
         driver.push(Job::source(native.join(format!("{file}.cpp"))));
     }
     driver.push(stubs(root, out, "driver")?);
@@ -52,6 +52,9 @@ fn build(root: &Path, out: &Path, kernels: &Path) -> Result<(), String> {
         }
     }
     compiler.link("libcuda.so", driver, &[])?;
+    let cublaslt = ["cublaslt", "gemm"].map(|file| Job::source(native.join(format!("{file}.cpp"))));
+    let cublaslt = cublaslt.into_iter().chain([stubs(root, out, "cublaslt")?]).collect();
+    compiler.link("libcublasLt.so", cublaslt, &["cuda"])?;
     Ok(())
 }
 

@@ -116,7 +116,7 @@ void read_control_file(State& state) {
 
 }  // namespace
 
-int enter(const char* name) {
+int enter(const char* name, bool* any) {
   State& state = control::state();
   std::lock_guard lock(state.mutex);
   read_control_file(state);
@@ -125,6 +125,7 @@ int enter(const char* name) {
     Fault& fault = state.faults[i];
     if ((fault.name != "*" && fault.name != name) || --fault.nth) continue;
     int code = fault.code;
+    if (any) *any = fault.name == "*";
     state.faults.erase(state.faults.begin() + i);
     state.message = std::string(name) + " fails with " + std::to_string(code) + ", as the test asked";
     return code;

@@ -9,8 +9,7 @@
 #include <string>
 
 #include "block.h"
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
+#include "extension.h"
 
 namespace control {
 
@@ -24,7 +23,8 @@ struct Settings {
 extern Settings settings;
 
 // Counts the call of `name`; the code that it has to fail with, or 0.
-int enter(const char* name);
+// `any`, if given, is set to whether the test asked for any call.
+int enter(const char* name, bool* any = nullptr);
 // Counts only.
 void count(const std::string& name);
 // Keeps the reason of a refusal (and prints it, unless verbose is off); returns `code`.

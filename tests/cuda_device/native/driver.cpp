@@ -10,8 +10,8 @@ namespace device {
 
 static std::atomic<bool> initialized{false};
 
-int begin(const char* name) {
-  int code = control::enter(name);
+int begin(const char* name, bool* any) {
+  int code = control::enter(name, any);
   Context* context = current_context();
   if (context && is_sticky(code)) lose(*context, code);
   return code;

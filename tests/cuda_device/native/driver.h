@@ -9,7 +9,7 @@
 namespace device {
 
 // Counts the call; the code that it fails with where the test asked for that (which may lose the device).
-int begin(const char* name);
+int begin(const char* name, bool* any = nullptr);
 // The same for calls that need a context: 201 where none is current, and its error where it is lost.
 int begin_in_context(const char* name, Context** context);
 

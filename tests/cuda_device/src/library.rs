@@ -34,6 +34,7 @@ fn driver() -> *mut c_void {
                 "the software CUDA device, which this test needs, runs on CPUs with AVX2, FMA and F16C only"
             );
             let driver = open("libcuda.so");
+            open("libcublasLt.so");
             Handle(driver)
         })
         .0
