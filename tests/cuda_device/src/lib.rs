@@ -6,10 +6,13 @@
 //! and what it cannot.
 //!
 //! There is one device state in the process. Tests that only compute take [`shared`]; tests that change settings, inject
-//! faults, count, or lose a device take [`exclusive`].
+//! faults, count, or lose a device take [`exclusive`], in a module named `software`.
+//!
+//! The same tests run on a real card: with `TRITON_RUST_REAL_GPU=1` nothing is installed ([`is_real`]), so that cudarc
+//! finds the machine's own libraries, and `--skip software::` leaves out what only this device can do.
 
 mod control;
 mod library;
 
 pub use control::{Device, Exclusive, Order, PINNED, Shared, exclusive, shared};
-pub use library::{directory, install};
+pub use library::{directory, install, is_real};

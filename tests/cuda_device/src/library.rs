@@ -10,6 +10,11 @@ pub fn directory() -> PathBuf {
     Path::new(env!("OUT_DIR")).join("lib")
 }
 
+/// Whether the tests of this process run on the machine's own driver and cublasLt: `TRITON_RUST_REAL_GPU=1` says so.
+pub fn is_real() -> bool {
+    std::env::var_os("TRITON_RUST_REAL_GPU").is_some_and(|value| value == "1")
+}
+
 /// Loads the driver and cublasLt into this process for good, so that opening them by name finds them. Any number of
 /// calls does it once.
 ///
