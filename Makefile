@@ -58,7 +58,7 @@ $(DEPS): requirements.txt
 	@command -v $(PYTHON) >/dev/null || { echo 'python3 is needed (3.10 to 3.12, with venv)' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 12) or sys.exit("Python 3.10 to 3.12 is needed, this is %d.%d: make PYTHON=python3.12" % v)'
 	@test -x $(PY) || { echo 'Creating .venv'; $(PYTHON) -m venv .venv; }
-	@echo 'Installing requirements.txt into .venv (about 260 MB to download the first time)'
+	@echo 'Installing requirements.txt into .venv (about 300 MB to download the first time)'
 	@$(PY) -m pip install --disable-pip-version-check --progress-bar off --no-deps -r requirements.txt \
 	    | sed -n 's/^Collecting /  /p'
 	@touch $@

@@ -36,6 +36,7 @@ inline float erf_accurate(float x) { return __builtin_erff(x); }
 inline float tanh_accurate(float x) { return __builtin_tanhf(x); }
 inline float rsqrt_accurate(float x) { return 1.0f / __builtin_sqrtf(x); }
 inline float sqrt_accurate(float x) { return __builtin_sqrtf(x); }
+inline double sqrt_f64(double x) { return __builtin_sqrt(x); }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
 inline float fminf(float a, float b) { return __builtin_fminf(a, b); }
