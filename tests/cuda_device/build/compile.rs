@@ -60,8 +60,9 @@ pub struct Compiler {
     command: String,
     out: PathBuf,
     include: PathBuf,
-    /// Of the compiler, the flags and all headers.
+    /// Hashes of the compiler, the flags and the headers of all sources, and of kernels: these hold simt.h already.
     common: u64,
+    of_kernels: u64,
 }
 
 impl Compiler {
@@ -72,10 +73,18 @@ impl Compiler {
         })?;
         let mut hasher = DefaultHasher::new();
         (version.stdout, FLAGS, CHECKS).hash(&mut hasher);
+        let mut of_kernels = hasher.clone();
+        fs::read(include.join("kernel_table.h")).unwrap_or_default().hash(&mut of_kernels);
         for header in files_with_extension(include, "h") {
             fs::read(header).unwrap_or_default().hash(&mut hasher);
         }
-        Ok(Self { command, out: out.into(), include: include.into(), common: hasher.finish() })
+        Ok(Self {
+            command,
+            out: out.into(),
+            include: include.into(),
+            common: hasher.finish(),
+            of_kernels: of_kernels.finish(),
+        })
     }
 
     /// What the preprocessor makes of a kernel's source.
@@ -142,7 +151,7 @@ impl Compiler {
     fn object(&self, job: &Job) -> Result<PathBuf, String> {
         let mut hasher = DefaultHasher::new();
         let text = fs::read(&job.source).map_err(|e| format!("{}: {e}", job.source.display()))?;
-        (self.common, text, job.checks).hash(&mut hasher);
+        (if job.checks { self.of_kernels } else { self.common }, text).hash(&mut hasher);
         let name = job.source.file_stem().unwrap_or_default().to_string_lossy();
         Ok(self.out.join(format!("{name}-{:016x}.o", hasher.finish())))
     }

@@ -166,7 +166,7 @@ API cuDevicePrimaryCtxRetain(void** out, int device) {
   *out = &context;
   return 0;
 }
-// With the last reference the context goes, with all memory of the device and with its error.
+// With the last reference the context goes, with all that was made in it and with its error.
 API cuDevicePrimaryCtxRelease_v2(int device) {
   CALL_ANYWHERE(cuDevicePrimaryCtxRelease_v2);
   if (!is_device(device)) return 101;
@@ -175,6 +175,8 @@ API cuDevicePrimaryCtxRelease_v2(int device) {
   control::count_live("contexts", -1);
   if (--context.references) return 0;
   drain(context);
+  forget_streams_and_events(context);
+  forget_modules(context);
   release_all(device);
   context.lost = 0;
   return 0;

@@ -36,6 +36,21 @@ Function* function_of(void* handle) {
   return at == functions.end() ? nullptr : *at;
 }
 
+// With its functions; the registry is locked.
+void unload(Module* module) {
+  modules.erase(module);
+  for (auto at = functions.begin(); at != functions.end();) {
+    if ((*at)->module != module) {
+      ++at;
+      continue;
+    }
+    delete *at;
+    at = functions.erase(at);
+  }
+  delete module;
+  control::count_live("modules", -1);
+}
+
 // The arguments of a launch, copied when it is enqueued.
 struct Arguments {
   std::vector<uint64_t> storage;
@@ -57,6 +72,14 @@ int check_dimensions(const simt::Kernel& kernel, const simt::Dim3& grid, const s
 }
 
 }  // namespace
+
+void forget_modules(Context& context) {
+  std::lock_guard lock(registry);
+  for (auto at = modules.begin(); at != modules.end();) {
+    Module* module = *at++;
+    if (module->number == context.number) unload(module);
+  }
+}
 
 // Runs the launch and looks for what the hardware would have found.
 static int perform(const Context& context, simt::Launch launch, const std::shared_ptr<Arguments>& arguments) {
@@ -105,18 +128,8 @@ API cuModuleUnload(void* handle) {
   CALL(cuModuleUnload);
   drain(*context);
   std::lock_guard lock(registry);
-  Module* module = (Module*)handle;
-  if (!modules.erase(module)) return control::refuse(400, "cuModuleUnload: no such module");
-  for (auto at = functions.begin(); at != functions.end();) {
-    if ((*at)->module != module) {
-      ++at;
-      continue;
-    }
-    delete *at;
-    at = functions.erase(at);
-  }
-  delete module;
-  control::count_live("modules", -1);
+  if (!modules.count((Module*)handle)) return control::refuse(400, "cuModuleUnload: no such module");
+  unload((Module*)handle);
   return 0;
 }
 API cuModuleGetFunction(void** out, void* handle, const char* name) {

@@ -57,6 +57,9 @@ bool overrun(const Mapping& mapping, std::string* message) {
   if (!before && all_poison(end, mapping.begin + mapping.mapped)) return false;
   *message = std::string("a write ") + (before ? "just before" : "beyond the end of") + " an allocation of " +
              std::to_string(mapping.bytes) + " bytes";
+  // Told once.
+  memset((void*)mapping.begin, 0xff, mapping.address - mapping.begin);
+  memset((void*)end, 0xff, mapping.begin + mapping.mapped - end);
   return true;
 }
 

@@ -11,6 +11,7 @@ namespace device {
 namespace {
 
 struct Event {
+  Context* context;
   std::shared_ptr<Stream> stream;  // where it was recorded last
   uint64_t position = 0;           // the work of that stream up to here
   std::shared_ptr<double> milliseconds = std::make_shared<double>(0);
@@ -149,6 +150,17 @@ uint64_t enqueue(Stream& stream, Work work) {
   return stream.enqueued;
 }
 
+void forget_streams_and_events(Context& context) {
+  std::lock_guard lock(registry);
+  for (auto at = events.begin(); at != events.end();) {
+    bool own = (*at)->context == &context;
+    if (own) control::count_live("events", -1);
+    at = own ? events.erase(at) : std::next(at);
+  }
+  control::count_live("streams", 1 - (int)context.streams.size());
+  context.streams = {context.legacy};
+}
+
 }  // namespace device
 
 using namespace device;
@@ -239,6 +251,7 @@ API cuLaunchHostFunc(void* handle, void (*function)(void*), void* data) {
 API cuEventCreate(void** event, unsigned flags) {
   CALL(cuEventCreate);
   auto created = std::make_shared<Event>();
+  created->context = context;
   created->timing = !(flags & 2);
   std::lock_guard lock(registry);
   events.insert(created);

@@ -51,6 +51,10 @@ void drain(Context& context);
 bool idle(Stream& stream);
 void drain_until(Stream& stream, uint64_t count);
 
+// What the end of a context takes along.
+void forget_streams_and_events(Context& context);
+void forget_modules(Context& context);
+
 // Marks the context as lost.
 void lose(Context& context, int code);
 bool is_sticky(int code);

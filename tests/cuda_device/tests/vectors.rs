@@ -1,20 +1,10 @@
 //! Launches through an unmodified cudarc: copies, kernels, barriers, orders of threads.
 
+mod common;
+
+use common::{blocks, kernel};
 use cuda_device::Order;
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, LaunchConfig, PushKernelArg};
-use cudarc::nvrtc::Ptx;
-use std::sync::Arc;
-
-/// What a fatbin starts with; the stand-in driver brings its kernels itself.
-pub fn module(context: &Arc<CudaContext>) -> Arc<CudaModule> {
-    let mut image = 0xba55_ed50u32.to_le_bytes().to_vec();
-    image.resize(64, 0);
-    context.load_module(Ptx::from_binary(image)).expect("loads")
-}
-
-fn function(context: &Arc<CudaContext>, name: &str) -> CudaFunction {
-    module(context).load_function(name).expect("a self-test kernel")
-}
+use cudarc::driver::{CudaContext, PushKernelArg};
 
 #[test]
 fn a_kernel_computes() {
@@ -26,8 +16,8 @@ fn a_kernel_computes() {
         let a = stream.clone_htod(&(0..n).map(|i| i as f32).collect::<Vec<_>>()).expect("copies");
         let b = stream.clone_htod(&vec![0.5f32; n as usize]).expect("copies");
         let mut out = stream.alloc_zeros::<f32>(n as usize).expect("allocates");
-        let f = function(&context, "selftest_axpy");
-        let config = LaunchConfig { grid_dim: (4, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+        let f = kernel(&context, "selftest_axpy");
+        let config = blocks(4, 256);
         // SAFETY: the kernel's arguments, with buffers of `n` elements.
         unsafe { stream.launch_builder(&f).arg(&mut out).arg(&a).arg(&b).arg(&2.0f32).arg(&n).launch(config) }
             .expect("launches");
@@ -37,14 +27,14 @@ fn a_kernel_computes() {
 }
 
 /// Sums of blocks of 256 ones and twos.
-fn block_sums(kernel: &str) -> Vec<f32> {
+fn block_sums(name: &str) -> Vec<f32> {
     let context = CudaContext::new(0).expect("a device");
     let stream = context.default_stream();
     let x: Vec<f32> = (0..1024).map(|i| (1 + i / 512) as f32).collect();
     let x = stream.clone_htod(&x).expect("copies");
     let mut sums = stream.alloc_zeros::<f32>(4).expect("allocates");
-    let f = function(&context, kernel);
-    let config = LaunchConfig { grid_dim: (4, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+    let f = kernel(&context, name);
+    let config = blocks(4, 256);
     // SAFETY: the kernel's arguments; 4 blocks have 4 sums and 1024 elements.
     unsafe { stream.launch_builder(&f).arg(&mut sums).arg(&x).launch(config) }.expect("launches");
     stream.clone_dtoh(&sums).expect("copies back")
