@@ -2,18 +2,82 @@
 
 use triton_abi::{Error, Request, Result, Texts};
 
+use super::ids::Ids;
 use super::model::Model;
+use crate::config::triton::TensorDeclaration;
 use crate::tokenize::Tokens;
 
-/// The texts of one request.
-pub struct Inputs {
-    texts: Texts,
-    pairs: Option<Texts>,
+/// The rows of one request.
+pub enum Inputs {
+    /// Texts, or pairs of texts.
+    Texts(TextRows),
+    /// Ids that the client's own tokenizer made.
+    Ids(Ids),
 }
 
 impl Inputs {
     fn read(model: &Model, request: &Request<'_>) -> Result<Self> {
-        let inputs = &model.config.inputs;
+        match &model.config.ids {
+            Some(inputs) => Ids::read(model, inputs, request).map(Self::Ids),
+            None => TextRows::read(&model.config.inputs, request).map(Self::Texts),
+        }
+    }
+
+    /// How many rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.rows(),
+            Self::Ids(ids) => ids.rows(),
+        }
+    }
+
+    /// Bytes of all texts, without their lengths; ids cost nothing to tokenize.
+    pub fn total_bytes(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.total_bytes(),
+            Self::Ids(_) => 0,
+        }
+    }
+
+    /// Bytes of one row's text, where it is a text.
+    pub fn bytes(&self, row: usize) -> Option<usize> {
+        match self {
+            Self::Texts(texts) => Some(texts.bytes(row)),
+            Self::Ids(_) => None,
+        }
+    }
+
+    /// The tokens that the batching library expects: texts by their bytes, ids by their number.
+    pub fn expected_tokens(&self, model: &Model) -> u64 {
+        match self {
+            Self::Texts(texts) => model.budget.estimate(texts.rows() as u64, texts.total_bytes() as u64),
+            Self::Ids(ids) => ids.count() as u64,
+        }
+    }
+
+    /// The tokens of one row; the error names input and row.
+    pub fn tokens(&self, model: &Model, row: usize) -> Result<Tokens> {
+        match (self, &model.config.ids, &model.tokenizer) {
+            (Self::Texts(texts), _, Some(tokenizer)) => {
+                let (text, pair) = texts.get(row)?;
+                let tokens = tokenizer.encode(text, pair);
+                Ok(tokens.map_err(|e| e.within(&format!("input '{}', row {row}", model.config.inputs[0].name)))?)
+            }
+            (Self::Ids(ids), Some(inputs), _) => ids.tokens(model, inputs, row),
+            _ => Err(Error::internal("the model has no tokenizer for texts")),
+        }
+    }
+}
+
+/// The texts, or pairs of texts, of one request.
+pub struct TextRows {
+    texts: Texts,
+    pairs: Option<Texts>,
+}
+
+impl TextRows {
+    /// Copies the texts of a request. `inputs` declares TEXT, and TEXT_PAIR where the model takes pairs.
+    pub fn read(inputs: &[TensorDeclaration], request: &Request<'_>) -> Result<Self> {
         let texts = request.input(&inputs[0].name)?.texts()?;
         let Some(pair) = inputs.get(1) else { return Ok(Self { texts, pairs: None }) };
         let pairs = request.input(&pair.name)?.texts()?;
@@ -49,11 +113,9 @@ impl Inputs {
             .sum()
     }
 
-    /// The tokens of one row; the error names input and row.
-    pub fn tokenize(&self, model: &Model, row: usize) -> Result<Tokens> {
-        let pair = self.pairs.as_ref().map(|pairs| pairs.str(row)).transpose()?;
-        let tokens = model.tokenizer.encode(self.texts.str(row)?, pair);
-        Ok(tokens.map_err(|error| error.within(&format!("input '{}', row {row}", model.config.inputs[0].name)))?)
+    /// The text of one row, and the second one of a pair; the error names input and row.
+    pub fn get(&self, row: usize) -> Result<(&str, Option<&str>)> {
+        Ok((self.texts.str(row)?, self.pairs.as_ref().map(|pairs| pairs.str(row)).transpose()?))
     }
 }
 

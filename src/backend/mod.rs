@@ -2,6 +2,7 @@
 
 mod answer;
 mod engines;
+mod ids;
 mod inputs;
 mod jobs;
 mod labels;

@@ -11,12 +11,13 @@ use crate::batch::PackedBatch;
 use crate::config::ModelConfig;
 use crate::config::directory::Directory;
 use crate::config::parameters::Parameters;
+use crate::config::tokenizer::TokenizerFile;
 use crate::config::triton::{TensorDeclaration, TritonConfig};
 use crate::engine::{Output, Slot};
 use crate::error::{Error, Result};
 use crate::head::HeadSpec;
 use crate::pool::Pool;
-use crate::tokenize::{TokenizeOptions, Tokenizer};
+use crate::tokenize::{TokenizeOptions, Tokenizer, Tokens};
 
 /// A loaded model.
 pub struct Model {
@@ -24,8 +25,8 @@ pub struct Model {
     pub name: String,
     /// What it is.
     pub config: ModelConfig,
-    /// Texts to tokens.
-    pub tokenizer: Tokenizer,
+    /// Texts to tokens; `None` where the clients tokenize.
+    pub tokenizer: Option<Tokenizer>,
     /// Its weights, wherever its instances run.
     pub engines: Engines,
     /// The process's threads.
@@ -52,12 +53,12 @@ impl Model {
         let name = handle.name()?;
         let directory = Directory::read(&handle.version_directory()?)?;
         let mut triton = TritonConfig::parse(&handle.config_json()?)?;
-        let config = ModelConfig::resolve(&Parameters::parse(triton.parameters())?, &directory)?;
+        let config = ModelConfig::resolve(&Parameters::parse(triton.parameters())?, &directory, &triton)?;
         for warning in &config.warnings {
             log_warn!("model '{name}': {warning}");
         }
         declare(handle, &name, &config, &mut triton)?;
-        let tokenizer = tokenizer(&config)?;
+        let tokenizer = config.tokenizer.as_ref().map(|file| tokenizer(&config, file)).transpose()?;
         let pool = Pool::shared(threads);
         let threads = config.threads.unwrap_or(usize::MAX).min(pool.threads());
         let engines = Engines::new(directory.encoder.clone(), threads, Arc::clone(&pool));
@@ -70,7 +71,7 @@ impl Model {
             engine.describe(),
             config.max_length
         );
-        let special_tokens = tokenizer.special_tokens(config.inputs.len() > 1);
+        let special_tokens = tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.special_tokens(config.is_pair()));
         let metrics = Metrics::new(&name, handle.version()?)?;
         metrics.max_batch_tokens.set(max_batch_tokens as f64);
         Ok(Self {
@@ -94,6 +95,11 @@ impl Model {
         error.context(format!("model '{}'", self.name))
     }
 
+    /// Special tokens of one text, or pair of texts.
+    pub fn special_tokens(&self) -> usize {
+        self.tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.special_tokens(self.config.is_pair()))
+    }
+
     /// A new instance, warm: it has run one short pass, so that READY means ready.
     pub fn instance(&self, handle: &InstanceHandle) -> triton_abi::Result<Instance> {
         let (kind, device) = (handle.kind()?, u32::try_from(handle.device()?).unwrap_or(0));
@@ -111,8 +117,11 @@ impl Model {
     }
 
     fn warm(&self, mut instance: Instance) -> Result<Instance> {
-        // The empty text fits any max_length.
-        let tokens = self.tokenizer.encode("", self.config.inputs.get(1).map(|_| ""))?;
+        let tokens = match &self.tokenizer {
+            // The empty text fits any max_length.
+            Some(tokenizer) => tokenizer.encode("", self.config.is_pair().then_some(""))?,
+            None => Tokens { input_ids: vec![0], token_type_ids: vec![0], truncated: false },
+        };
         instance.batch.push(&tokens.input_ids, &tokens.token_type_ids);
         let value = self.config.head.main_value();
         let mut row = vec![0.0; self.config.head.width(value, &self.config.spec)];
@@ -149,18 +158,21 @@ fn declare(
         {
             log_warn!("model '{name}': no labels.txt for the classification extension: {why}");
         }
+        if config.ids.is_some() && triton.max_batch_size() > 0 {
+            triton.allow_ragged_batch();
+        }
         handle.set_config_json(&triton.to_text())?;
+    }
+    if let Some(ids) = &config.ids {
+        ids.check(triton)?;
     }
     Ok(triton.validate(&config.inputs, &outputs)?)
 }
 
-fn tokenizer(config: &ModelConfig) -> Result<Tokenizer> {
-    let options = TokenizeOptions {
-        max_length: config.max_length,
-        truncation: config.truncation,
-        token_types: config.tokenizer.token_types,
-    };
-    let tokenizer = Tokenizer::from_json(&config.tokenizer.json, options)?;
+fn tokenizer(config: &ModelConfig, file: &TokenizerFile) -> Result<Tokenizer> {
+    let options =
+        TokenizeOptions { max_length: config.max_length, truncation: config.truncation, token_types: file.token_types };
+    let tokenizer = Tokenizer::from_json(&file.json, options)?;
     let (ids, types) = (config.spec.vocab_size, config.spec.type_vocab_size);
     if tokenizer.max_token_id() as usize >= ids {
         return Err(Error::invalid(format!(
@@ -168,8 +180,8 @@ fn tokenizer(config: &ModelConfig) -> Result<Tokenizer> {
             tokenizer.max_token_id()
         )));
     }
-    let pair = config.inputs.len() > 1;
-    if config.tokenizer.token_types && tokenizer.max_token_type_id(pair) as usize >= types {
+    let pair = config.is_pair();
+    if file.token_types && tokenizer.max_token_type_id(pair) as usize >= types {
         return Err(Error::invalid(format!(
             "tokenizer.json: has more segments than config.json's type_vocab_size {types}"
         )));

@@ -43,7 +43,7 @@ fn tokenize(model: &Model, inputs: &[Inputs]) -> Vec<Vec<Result<Tokens>>> {
     let slots: Vec<OnceLock<Result<Tokens>>> = rows.iter().map(|_| OnceLock::new()).collect();
     let task = |i: usize| {
         let (inputs, row) = rows[i];
-        let _ = slots[i].set(inputs.tokenize(model, row));
+        let _ = slots[i].set(inputs.tokens(model, row));
     };
     if inputs.iter().map(Inputs::total_bytes).sum::<usize>() <= ALONE_BYTES {
         (0..rows.len()).for_each(task);
@@ -59,16 +59,17 @@ fn tokenize(model: &Model, inputs: &[Inputs]) -> Vec<Vec<Result<Tokens>>> {
 /// Compares the tokens with what the batching library expected of the same bytes, and teaches it the difference. Requests
 /// that fail are left out of both, rows that are cut only of the latter: how long a text was does not matter beyond that.
 fn learn(model: &Model, inputs: &[Inputs], tokens: &[Vec<Result<Tokens>>]) {
-    let special = model.tokenizer.special_tokens(model.config.inputs.len() > 1);
+    let special = model.special_tokens();
     let (mut estimated, mut bytes, mut content) = (0, 0, 0);
     for (inputs, rows) in inputs.iter().zip(tokens) {
         if rows.iter().any(Result::is_err) {
             continue;
         }
-        estimated += model.budget.estimate(rows.len() as u64, inputs.total_bytes() as u64);
+        estimated += inputs.expected_tokens(model);
         let whole = rows.iter().flatten().enumerate().filter(|(_, tokens)| !tokens.truncated);
         for (row, tokens) in whole {
-            bytes += inputs.bytes(row);
+            let Some(own) = inputs.bytes(row) else { continue };
+            bytes += own;
             content += tokens.input_ids.len().saturating_sub(special);
         }
     }

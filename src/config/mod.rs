@@ -1,6 +1,7 @@
 //! From config.pbtxt and the model's own files to one typed description of the model.
 
 pub mod directory;
+pub mod ids;
 pub mod parameters;
 pub mod tokenizer;
 pub mod triton;
@@ -16,9 +17,10 @@ use crate::head::{HeadSpec, Pooling};
 use crate::model::{EncoderSpec, bert};
 use crate::tokenize::Truncation;
 use directory::Directory;
+use ids::IdInputs;
 use parameters::{Parameters, Task};
 use tokenizer::TokenizerFile;
-use triton::TensorDeclaration;
+use triton::{TensorDeclaration, TritonConfig};
 
 /// A model, described.
 #[derive(Clone, Debug)]
@@ -43,12 +45,14 @@ pub struct ModelConfig {
     pub max_batch_tokens: Option<usize>,
     /// The model's share of the thread pool, where the user capped it.
     pub threads: Option<usize>,
-    /// The inputs, in the order [TEXT, TEXT_PAIR].
+    /// The inputs, in the order [TEXT, TEXT_PAIR] or [INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS].
     pub inputs: Vec<TensorDeclaration>,
+    /// The names of the raw-id inputs, where the model takes those and no texts.
+    pub ids: Option<IdInputs>,
     /// The outputs, each with what it holds.
     pub outputs: Vec<(OutputKind, TensorDeclaration)>,
-    /// tokenizer.json, as the reference loads it.
-    pub tokenizer: TokenizerFile,
+    /// tokenizer.json, as the reference loads it; `None` where the clients tokenize.
+    pub tokenizer: Option<TokenizerFile>,
     /// What deserves a WARN at load.
     pub warnings: Vec<String>,
 }
@@ -75,7 +79,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// `Invalid` or `Unsupported`, naming the parameter or the file and what is allowed.
-    pub fn resolve(parameters: &Parameters, directory: &Directory) -> Result<Self> {
+    pub fn resolve(parameters: &Parameters, directory: &Directory, triton: &TritonConfig) -> Result<Self> {
         let spec = spec(&directory.config)?;
         let task = match parameters.task {
             Some(task) => task,
@@ -90,16 +94,26 @@ impl ModelConfig {
         }
         let mut warnings = Vec::new();
         let model_type = directory.config["model_type"].as_str().unwrap_or("");
-        let tokenizer = TokenizerFile::read(&directory.encoder, directory.sentence.is_some(), model_type)?;
+        let (tokenizer, ids, inputs) = match IdInputs::declared(parameters, triton)? {
+            Some((ids, inputs)) => (None, Some(ids), inputs),
+            None => {
+                let tokenizer = TokenizerFile::read(&directory.encoder, directory.sentence.is_some(), model_type)?;
+                (Some(tokenizer), None, inputs(parameters)?)
+            }
+        };
+        let truncation = tokenizer.as_ref().map_or(Truncation::Error, |tokenizer| tokenizer.truncation);
+        // What the files say of it is about texts.
+        let files = directory.max_length.filter(|_| ids.is_none());
         Ok(Self {
-            max_length: max_length(parameters, directory, &spec, &mut warnings)?,
-            truncation: parameters.truncation.unwrap_or(tokenizer.truncation),
+            max_length: max_length(parameters, files, &spec, &mut warnings)?,
+            truncation: parameters.truncation.unwrap_or(truncation),
             engine: parameters.engine,
             device: parameters.device,
             dtype: parameters.dtype.unwrap_or(Dtype::Auto),
             max_batch_tokens: parameters.max_batch_tokens,
             threads: parameters.intra_op_thread_count,
-            inputs: inputs(parameters)?,
+            inputs,
+            ids,
             outputs: outputs(parameters, &head, &spec)?,
             spec,
             head,
@@ -107,6 +121,11 @@ impl ModelConfig {
             tokenizer,
             warnings,
         })
+    }
+
+    /// Whether the model takes pairs of texts.
+    pub fn is_pair(&self) -> bool {
+        self.ids.is_none() && self.inputs.len() > 1
     }
 }
 
@@ -143,7 +162,7 @@ fn classify_head(parameters: &Parameters, directory: &Directory) -> Result<(Head
 /// The user's `max_length`, else the files', and never beyond the position table.
 fn max_length(
     parameters: &Parameters,
-    directory: &Directory,
+    files: Option<usize>,
     spec: &EncoderSpec,
     warnings: &mut Vec<String>,
 ) -> Result<usize> {
@@ -156,7 +175,7 @@ fn max_length(
         }
         return Ok(tokens);
     }
-    let tokens = directory.max_length.unwrap_or(positions);
+    let tokens = files.unwrap_or(positions);
     if tokens > positions {
         warnings.push(format!(
             "the model's files ask for {tokens} tokens, config.json has {positions} positions: texts are cut at {positions}"

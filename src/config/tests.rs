@@ -31,7 +31,11 @@ fn directory(files: &[(&str, Json)]) -> TempDir {
 fn resolve(files: &[(&str, Json)], parameters: &[(&str, &str)]) -> Result<ModelConfig> {
     let dir = directory(files);
     let parameters = Parameters::parse(parameters.iter().copied())?;
-    ModelConfig::resolve(&parameters, &Directory::read(dir.path())?)
+    ModelConfig::resolve(&parameters, &Directory::read(dir.path())?, &no_config())
+}
+
+fn no_config() -> TritonConfig {
+    TritonConfig::parse("{}").unwrap()
 }
 
 fn message(result: Result<ModelConfig>) -> String {
@@ -174,10 +178,13 @@ fn tensors_are_renamed() {
     assert_eq!((config.inputs[0].name.as_str(), config.outputs[0].1.name.as_str()), ("text", "vector"));
 }
 
+fn tokenizer(config: Json) -> TokenizerFile {
+    resolve(&[("tokenizer_config.json", config)], &[]).unwrap().tokenizer.unwrap()
+}
+
 #[test]
 fn a_bert_tokenizer_is_rebuilt_from_tokenizer_config() {
-    let normalizer =
-        |config: Json| resolve(&[("tokenizer_config.json", config)], &[]).unwrap().tokenizer.json["normalizer"].clone();
+    let normalizer = |config: Json| tokenizer(config).json["normalizer"].clone();
     assert_eq!(normalizer(json!({}))["lowercase"], true, "lower case is the default");
     assert_eq!(normalizer(json!({ "do_lower_case": false }))["lowercase"], false);
     assert_eq!(normalizer(json!({ "tokenizer_class": "PreTrainedTokenizerFast" })), Json::Null, "others stay");
@@ -187,7 +194,7 @@ fn a_bert_tokenizer_is_rebuilt_from_tokenizer_config() {
 
 #[test]
 fn a_generic_tokenizer_has_segments_only_where_it_names_them() {
-    let types = |config: Json| resolve(&[("tokenizer_config.json", config)], &[]).unwrap().tokenizer.token_types;
+    let types = |config: Json| tokenizer(config).token_types;
     assert!(types(json!({})));
     assert!(!types(json!({ "tokenizer_class": "PreTrainedTokenizerFast" })));
     let named = json!({ "tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"] });
@@ -205,11 +212,26 @@ fn truncation_side_comes_from_the_tokenizer() {
 }
 
 #[test]
+fn a_model_that_takes_ids_needs_no_tokenizer_and_takes_as_many_as_there_are_positions() {
+    let dir = directory(&[("tokenizer_config.json", json!({ "model_max_length": 100 }))]);
+    std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
+    let input = r#"{"input":[{"name":"INPUT_IDS","data_type":"TYPE_INT64","dims":[-1]}]}"#;
+    let length = |parameters: &[(&str, &str)]| {
+        let parameters = Parameters::parse(parameters.iter().copied()).unwrap();
+        let triton = TritonConfig::parse(input).unwrap();
+        let config = ModelConfig::resolve(&parameters, &Directory::read(dir.path()).unwrap(), &triton).unwrap();
+        assert!(config.tokenizer.is_none() && config.ids.is_some() && !config.is_pair());
+        config.max_length
+    };
+    assert_eq!((length(&[]), length(&[("max_length", "64")])), (512, 64));
+}
+
+#[test]
 fn missing_and_malformed_files_are_named() {
     for name in ["config.json", "tokenizer.json"] {
         let dir = directory(&[]);
         std::fs::write(dir.path().join(name), "{\"a\": [").unwrap();
-        let read = || ModelConfig::resolve(&Parameters::default(), &Directory::read(dir.path())?);
+        let read = || ModelConfig::resolve(&Parameters::default(), &Directory::read(dir.path())?, &no_config());
         assert!(message(read()).starts_with(name));
         std::fs::remove_file(dir.path().join(name)).unwrap();
         assert!(message(read()).starts_with(name));

@@ -62,6 +62,30 @@ impl TritonConfig {
         self.0["response_cache"]["enable"].as_bool().unwrap_or(false)
     }
 
+    /// Type and dims of the declared input of that name.
+    pub fn input(&self, input: &str) -> Option<(&str, Vec<i64>)> {
+        let tensor = self.list("input").iter().find(|t| name(t) == input)?;
+        Some((tensor["data_type"].as_str().unwrap_or(""), dims(tensor)))
+    }
+
+    /// Each input of each warm-up sample: the sample's name, the input's, and where its data comes from.
+    pub fn warm_up_inputs(&self) -> impl Iterator<Item = (&str, &str, &'static str)> {
+        self.list("model_warmup").iter().flat_map(|sample| {
+            let inputs = sample["inputs"].as_object().into_iter().flatten();
+            inputs.map(move |(input, from)| {
+                let on = |kind: &&&str| from[**kind].as_bool() == Some(true);
+                let kind = ["zero_data", "random_data"].iter().find(on).copied().unwrap_or("input_data_file");
+                (name(sample), input.as_str(), kind)
+            })
+        })
+    }
+
+    /// Lets requests of different lengths share a batch: each input keeps the shape that its request gave it.
+    pub fn allow_ragged_batch(&mut self) {
+        let inputs = self.0["input"].as_array_mut().into_iter().flatten();
+        inputs.for_each(|tensor| tensor["allow_ragged_batch"] = json!(true));
+    }
+
     /// The names of the declared outputs, in config.pbtxt's order.
     pub fn output_names(&self) -> Vec<String> {
         self.list("output").iter().map(|t| name(t).to_owned()).collect()
@@ -142,7 +166,7 @@ fn check(section: &str, tensor: &Json, known: &[TensorDeclaration]) -> Result<()
         return Err(Error::invalid(format!("config.pbtxt: unknown {section} '{name}'; the model has {}", list(known))));
     };
     let data_type = tensor["data_type"].as_str().unwrap_or("");
-    let dims: Vec<i64> = tensor["dims"].as_array().into_iter().flatten().filter_map(integer).collect();
+    let dims = dims(tensor);
     if data_type != wanted.data_type || dims != wanted.dims {
         return Err(Error::invalid(format!(
             "config.pbtxt: {section} '{name}' is {data_type} {dims:?}, must be {wanted}"
@@ -159,6 +183,10 @@ fn check(section: &str, tensor: &Json, known: &[TensorDeclaration]) -> Result<()
 
 fn name(tensor: &Json) -> &str {
     tensor["name"].as_str().unwrap_or("")
+}
+
+fn dims(tensor: &Json) -> Vec<i64> {
+    tensor["dims"].as_array().into_iter().flatten().filter_map(integer).collect()
 }
 
 /// Protobuf's JSON writes 64-bit integers as strings; the server's writer as numbers.

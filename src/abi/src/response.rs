@@ -61,6 +61,18 @@ impl<'a> Response<'a> {
         unsafe { memory::copy_from_host(&data, memory, buffer) }.map_err(|e| e.context(format!("output '{name}'")))
     }
 
+    /// Adds an INT64 output with these numbers, as many as `shape` has elements.
+    pub fn add_i64s(&mut self, name: &str, shape: &[i64], numbers: &[i64]) -> Result<()> {
+        if element_count(shape)? != numbers.len() {
+            return Err(Error::internal(format!("output '{name}': {} numbers for shape {shape:?}", numbers.len())));
+        }
+        // SAFETY: any number may be read as 8 bytes.
+        let data = unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) };
+        let (buffer, memory) = self.new_buffer(name, DataType::Int64, shape, data.len())?;
+        // SAFETY: the server gave `data.len()` writable bytes there, and nobody else has them.
+        unsafe { memory::copy_from_host(data, memory, buffer) }.map_err(|e| e.context(format!("output '{name}'")))
+    }
+
     /// The elements of an FP32 output; may be asked for again and again until the response is sent. Where the
     /// server's memory allows it, they are written there directly.
     ///
