@@ -9,17 +9,20 @@ mod labels;
 mod metrics;
 mod model;
 mod pipeline;
+mod tokenizer;
 
 use triton_abi::{
     Backend, BackendHandle, Batch, InstanceGroup, InstanceHandle, Kind, ModelHandle, Result, TokenBudget,
 };
 
 use crate::batch::PackedBatch;
-use crate::config::parameters;
+use crate::config::parameters::{self, Parameters, Task};
+use crate::config::triton::TritonConfig;
 use crate::engine::Runner;
 use crate::error::{Error, ErrorKind};
 use crate::pool::Pool;
 use model::Model;
+use tokenizer::TokenizerModel;
 
 /// Instances of a model whose config.pbtxt names none: while one encodes, the other tokenizes.
 const DEFAULT_INSTANCES: u64 = 2;
@@ -30,6 +33,14 @@ pub struct TextBackend {
     threads: usize,
 }
 
+/// A loaded model: one that computes, or a tokenizer alone.
+pub enum Loaded {
+    /// Texts or ids to answers.
+    Encoder(Box<Model>),
+    /// Texts to ids.
+    Tokenizer(Box<TokenizerModel>),
+}
+
 /// What one Triton instance, that is one thread at a time, needs for itself.
 pub struct Instance {
     runner: Box<dyn Runner>,
@@ -38,8 +49,9 @@ pub struct Instance {
 }
 
 impl Backend for TextBackend {
-    type Model = Model;
-    type Instance = Instance;
+    type Model = Loaded;
+    /// `None` of a tokenizer, which needs nothing for itself.
+    type Instance = Option<Instance>;
 
     fn initialize(host: &BackendHandle) -> Result<Self> {
         let threads = parameters::pool_threads(&host.config_json()?)?;
@@ -50,25 +62,45 @@ impl Backend for TextBackend {
         vec![InstanceGroup { kind: Kind::Cpu, count: DEFAULT_INSTANCES, devices: Vec::new() }]
     }
 
-    fn load_model(&self, handle: &ModelHandle) -> Result<Model> {
-        Model::load(handle, self.threads)
+    fn load_model(&self, handle: &ModelHandle) -> Result<Loaded> {
+        let triton = TritonConfig::parse(&handle.config_json()?)?;
+        let parameters = Parameters::parse(triton.parameters())?;
+        Ok(match parameters.task {
+            Some(Task::Tokenize) => {
+                Loaded::Tokenizer(Box::new(TokenizerModel::load(handle, &parameters, triton, self.threads)?))
+            }
+            _ => Loaded::Encoder(Box::new(Model::load(handle, &parameters, triton, self.threads)?)),
+        })
     }
 
-    fn load_instance(&self, model: &Model, instance: &InstanceHandle) -> Result<Instance> {
-        model.instance(instance)
+    fn load_instance(&self, model: &Loaded, instance: &InstanceHandle) -> Result<Option<Instance>> {
+        match model {
+            Loaded::Encoder(model) => model.instance(instance).map(Some),
+            Loaded::Tokenizer(_) => Ok(None),
+        }
     }
 
-    fn execute(&self, model: &Model, instance: &mut Instance, mut batch: Batch<'_>) {
+    fn execute(&self, model: &Loaded, instance: &mut Option<Instance>, mut batch: Batch<'_>) {
         batch.drop_cancelled();
-        pipeline::run(model, instance, batch);
+        match (model, instance) {
+            (Loaded::Encoder(model), Some(instance)) => pipeline::run(model, instance, batch),
+            (Loaded::Tokenizer(model), _) => model.run(batch),
+            (Loaded::Encoder(_), None) => unreachable!("an encoder's instances have one"),
+        }
     }
 
-    fn uncacheable_output<'m>(&self, model: &'m Model) -> Option<&'m str> {
-        model.response_cache.then(|| model.config.outputs[0].1.name.as_str())
+    fn uncacheable_output<'m>(&self, model: &'m Loaded) -> Option<&'m str> {
+        match model {
+            Loaded::Encoder(model) => model.response_cache.then(|| model.config.outputs[0].1.name.as_str()),
+            Loaded::Tokenizer(model) => model.uncacheable_output(),
+        }
     }
 
-    fn token_budget<'m>(&self, model: &'m Model) -> Option<&'m TokenBudget> {
-        Some(&model.budget)
+    fn token_budget<'m>(&self, model: &'m Loaded) -> Option<&'m TokenBudget> {
+        Some(match model {
+            Loaded::Encoder(model) => &model.budget,
+            Loaded::Tokenizer(model) => model.token_budget(),
+        })
     }
 }
 

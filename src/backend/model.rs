@@ -49,11 +49,15 @@ pub struct Model {
 
 impl Model {
     /// Loads the model: configuration, tokenizer, weights.
-    pub fn load(handle: &ModelHandle, threads: usize) -> triton_abi::Result<Self> {
+    pub fn load(
+        handle: &ModelHandle,
+        parameters: &Parameters,
+        mut triton: TritonConfig,
+        threads: usize,
+    ) -> triton_abi::Result<Self> {
         let name = handle.name()?;
         let directory = Directory::read(&handle.version_directory()?)?;
-        let mut triton = TritonConfig::parse(&handle.config_json()?)?;
-        let config = ModelConfig::resolve(&Parameters::parse(triton.parameters())?, &directory, &triton)?;
+        let config = ModelConfig::resolve(parameters, &directory, &triton)?;
         for warning in &config.warnings {
             log_warn!("model '{name}': {warning}");
         }

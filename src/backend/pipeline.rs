@@ -13,6 +13,7 @@ use super::inputs::{self, Inputs};
 use super::jobs::Jobs;
 use super::model::Model;
 use crate::batch::plan_passes;
+use crate::pool::Pool;
 use crate::tokenize::Tokens;
 
 /// So much text is tokenized without a permit of the pool: some 100 us, for which an instance would otherwise wait
@@ -35,25 +36,36 @@ pub fn run(model: &Model, instance: &mut Instance, batch: Batch<'_>) {
     }
 }
 
-/// The tokens of every row of every request: here while others compute, or on the model's threads where it is much.
+/// The tokens of every row of every request.
 fn tokenize(model: &Model, inputs: &[Inputs]) -> Vec<Vec<Result<Tokens>>> {
     let started = Instant::now();
     let rows: Vec<(&Inputs, usize)> =
         inputs.iter().flat_map(|inputs| (0..inputs.rows()).map(move |row| (inputs, row))).collect();
-    let slots: Vec<OnceLock<Result<Tokens>>> = rows.iter().map(|_| OnceLock::new()).collect();
-    let task = |i: usize| {
-        let (inputs, row) = rows[i];
-        let _ = slots[i].set(inputs.tokens(model, row));
-    };
-    if inputs.iter().map(Inputs::total_bytes).sum::<usize>() <= ALONE_BYTES {
-        (0..rows.len()).for_each(task);
-    } else {
-        model.pool.for_each(model.threads, rows.len(), task);
-    }
+    let bytes = inputs.iter().map(Inputs::total_bytes).sum();
+    let tokens = each_row(&model.pool, model.threads, bytes, rows.len(), |i| rows[i].0.tokens(model, rows[i].1));
     model.metrics.tokenize_seconds.add(started.elapsed().as_secs_f64());
-    let missing = || Err(Error::internal("a text was not tokenized"));
-    let mut tokens = slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(missing));
+    let mut tokens = tokens.into_iter();
     inputs.iter().map(|inputs| tokens.by_ref().take(inputs.rows()).collect()).collect()
+}
+
+/// What `task` makes of each of `rows` rows, which have so many bytes of text in all: here while others compute, or on at
+/// most `threads` threads of the pool where it is much.
+pub fn each_row<T: Send + Sync>(
+    pool: &Pool,
+    threads: usize,
+    bytes: usize,
+    rows: usize,
+    task: impl Fn(usize) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    if bytes <= ALONE_BYTES {
+        return (0..rows).map(task).collect();
+    }
+    let slots: Vec<OnceLock<Result<T>>> = (0..rows).map(|_| OnceLock::new()).collect();
+    pool.for_each(threads, rows, |row| {
+        let _ = slots[row].set(task(row));
+    });
+    let missing = || Err(Error::internal("a text was not tokenized"));
+    slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(missing)).collect()
 }
 
 /// Compares the tokens with what the batching library expected of the same bytes, and teaches it the difference. Requests

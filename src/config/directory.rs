@@ -38,13 +38,7 @@ impl Directory {
     /// `Invalid` with the file's name when one is missing or malformed; `Unsupported` with the module's name when
     /// modules.json asks for one that this version does not have.
     pub fn read(root: &Path) -> Result<Self> {
-        let (encoder, sentence) = match read_json(root, "modules.json")? {
-            None => (root.to_path_buf(), None),
-            Some(modules) => {
-                check_sentence_config(root)?;
-                sentence_modules(root, &modules)?
-            }
-        };
+        let (encoder, sentence) = encoder(root)?;
         let Some(config) = read_json(&encoder, "config.json")? else {
             return Err(Error::invalid(
                 "config.json: not found in the version directory; put the Hugging Face files of the model there",
@@ -123,6 +117,17 @@ impl Directory {
 fn class_names(map: &Json) -> Option<Vec<String>> {
     let map = map.as_object().filter(|m| !m.is_empty())?;
     (0..map.len()).map(|i| Some(map.get(&i.to_string())?.as_str()?.to_owned())).collect()
+}
+
+/// Where the encoder's files are, and the modules after it, where there is a modules.json.
+pub(super) fn encoder(root: &Path) -> Result<(PathBuf, Option<SentenceModules>)> {
+    match read_json(root, "modules.json")? {
+        None => Ok((root.to_path_buf(), None)),
+        Some(modules) => {
+            check_sentence_config(root)?;
+            sentence_modules(root, &modules)
+        }
+    }
 }
 
 /// Reads modules.json: a Transformer, a Pooling, and perhaps a Normalize.
@@ -210,7 +215,7 @@ fn check_sentence_config(root: &Path) -> Result<()> {
 
 /// `max_seq_length` of sentence_bert_config.json (read only where there is a modules.json), else the tokenizer's
 /// `model_max_length`, which is often a placeholder of 1e30: no limit.
-fn max_length(encoder: &Path, sentence: bool) -> Result<Option<usize>> {
+pub(super) fn max_length(encoder: &Path, sentence: bool) -> Result<Option<usize>> {
     let sentence_files =
         ["sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json"];
     let sources = sentence_files

@@ -3,6 +3,7 @@
 pub mod directory;
 pub mod ids;
 pub mod parameters;
+pub mod tokenize;
 pub mod tokenizer;
 pub mod triton;
 
@@ -88,6 +89,7 @@ impl ModelConfig {
         let (head, labels) = match task {
             Task::Embed => (embed_head(parameters, directory), Vec::new()),
             Task::Classify => classify_head(parameters, directory)?,
+            Task::Tokenize => return Err(Error::internal("a tokenizer has no encoder")),
         };
         if parameters.engine == EngineChoice::Cpu && parameters.device.is_some() {
             return Err(Error::invalid("parameter 'device' has no meaning for engine 'cpu'; remove it"));

@@ -36,6 +36,8 @@ pub enum Task {
     Embed,
     /// Class scores for the text or the pair of texts.
     Classify,
+    /// The text's token ids, with no model behind them.
+    Tokenize,
 }
 
 /// The typed parameters; `None` where the user said nothing.
@@ -153,8 +155,9 @@ fn task(value: &str) -> Option<Result<Task>> {
     Some(match value {
         "embed" => Ok(Task::Embed),
         "classify" => Ok(Task::Classify),
-        "rerank" | "ner" | "fill_mask" | "sparse" | "multi_vector" | "tokenize" => {
-            Err(not_here("task", value, "embed, classify"))
+        "tokenize" => Ok(Task::Tokenize),
+        "rerank" | "ner" | "fill_mask" | "sparse" | "multi_vector" => {
+            Err(not_here("task", value, "embed, classify, tokenize"))
         }
         _ => return None,
     })

@@ -22,6 +22,10 @@ pub struct TokenizerFile {
     /// Whether the second text of a pair gets segment 1. transformers feeds a model without segments where the
     /// tokenizer's class is the generic one and `model_input_names` does not ask for them.
     pub token_types: bool,
+    /// The id of `pad_token`, where there is one.
+    pub pad_id: Option<u32>,
+    /// Whether padding would come first.
+    pub pads_left: bool,
 }
 
 impl TokenizerFile {
@@ -54,7 +58,10 @@ impl TokenizerFile {
         let generic = matches!(class, Some("PreTrainedTokenizerFast" | "TokenizersBackend"));
         let mut names = config["model_input_names"].as_array().into_iter().flatten();
         let token_types = !generic || names.any(|name| name == "token_type_ids");
-        Ok(Self { json, truncation, token_types })
+        let pad_id = special(&json, &config, "pad_token", "[PAD]").ok().and_then(|pad| pad[1].as_u64());
+        let pads_left = config["padding_side"].as_str() == Some("left");
+        let pad_id = pad_id.and_then(|id| u32::try_from(id).ok());
+        Ok(Self { json, truncation, token_types, pad_id, pads_left })
     }
 }
 

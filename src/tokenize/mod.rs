@@ -70,6 +70,9 @@ pub struct Tokens {
     pub truncated: bool,
 }
 
+/// Where a token stands in its text: the characters `start .. end`. Special tokens are at `(0, 0)`.
+pub type Span = (usize, usize);
+
 /// A directory's tokenizer, with the truncation to apply.
 pub struct Tokenizer {
     /// Its own truncation and padding are off, its post-processor is not used after loading.
@@ -138,12 +141,24 @@ impl Tokenizer {
     /// `Invalid` when the text is too long and truncation is [`Truncation::Error`], or when `max_length` has no room for
     /// a pair; `Internal` when the tokenizer itself fails on a text.
     pub fn encode(&self, text: &str, pair: Option<&str>) -> Result<Tokens> {
+        Ok(self.encode_guarded(text, pair, false)?.0)
+    }
+
+    /// As [`Tokenizer::encode`], with the place of each token in its text, `[S]`. It costs several times as much.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_with_spans(&self, text: &str, pair: Option<&str>) -> Result<(Tokens, Vec<Span>)> {
+        self.encode_guarded(text, pair, true)
+    }
+
+    fn encode_guarded(&self, text: &str, pair: Option<&str>, spans: bool) -> Result<(Tokens, Vec<Span>)> {
         // Nothing that a panic could leave half done is used again: all state is the call's own.
-        catch_unwind(AssertUnwindSafe(|| self.encode_unguarded(text, pair)))
+        catch_unwind(AssertUnwindSafe(|| self.encode_unguarded(text, pair, spans)))
             .unwrap_or_else(|_| Err(Error::internal("the tokenizer failed on the text")))
     }
 
-    fn encode_unguarded(&self, text: &str, pair: Option<&str>) -> Result<Tokens> {
+    fn encode_unguarded(&self, text: &str, pair: Option<&str>, spans: bool) -> Result<(Tokens, Vec<Span>)> {
         let template = if pair.is_some() { &self.pair } else { &self.single };
         let special = template.special_tokens();
         let max_length = self.options.max_length;
@@ -152,9 +167,9 @@ impl Tokenizer {
                 "max_length {max_length} leaves no room for a pair of texts beside {special} special tokens"
             )));
         };
-        let mut first = Reader::new(self, text, room);
+        let mut first = Reader::new(self, text, room, spans);
         first.read_past(room)?;
-        let mut second = pair.map(|pair| Reader::new(self, pair, room));
+        let mut second = pair.map(|pair| Reader::new(self, pair, room, spans));
         if let Some(second) = &mut second {
             second.read_past(room)?;
         }
@@ -170,12 +185,14 @@ impl Tokenizer {
             Some(second) => longest_first(&mut first, second, room)?,
             None => (room, 0),
         };
-        let second = second.map_or(Vec::new(), |second| second.into_ids(keep_second));
-        let mut tokens = template.fill(&first.into_ids(keep_first), &second, truncated);
+        let (first, first_spans) = first.into_parts(keep_first);
+        let (second, second_spans) = second.map_or_else(Default::default, |second| second.into_parts(keep_second));
+        let mut tokens = template.fill(&first, &second, truncated);
         if !self.options.token_types {
             tokens.token_type_ids.fill(0);
         }
-        Ok(tokens)
+        let spans = if spans { template.fill_spans(&first_spans, &second_spans) } else { Vec::new() };
+        Ok((tokens, spans))
     }
 
     /// The greatest token id that a text can give: it must be below the model's `vocab_size`.

@@ -2,7 +2,7 @@
 
 use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizer};
 
-use super::{Tokenizer, Truncation};
+use super::{Span, Tokenizer, Truncation};
 use crate::error::{Error, Result};
 
 /// Tokens counted at most to tell which text of a pair is the longer one.
@@ -22,16 +22,28 @@ pub(super) struct Reader<'t> {
     from_end: bool,
     /// The first `keep` ids read, in reading order.
     ids: Vec<u32>,
+    /// Where each of them stands, where that was asked for.
+    spans: Option<Spans>,
     keep: usize,
     /// Tokens read, exact once `finished`.
     count: usize,
 }
 
+/// Where tokens stand in a text.
+struct Spans {
+    /// `start .. end` in characters, of each id that is kept, in reading order.
+    kept: Vec<Span>,
+    /// The character at which the part that was not read begins, or ends where that is read from its end.
+    at: usize,
+}
+
 impl<'t> Reader<'t> {
-    /// A reader that has read nothing and keeps at most `keep` ids.
-    pub(super) fn new(tokenizer: &'t Tokenizer, text: &'t str, keep: usize) -> Self {
+    /// A reader that has read nothing and keeps at most `keep` ids, with their places if `spans` says so.
+    pub(super) fn new(tokenizer: &'t Tokenizer, text: &'t str, keep: usize, spans: bool) -> Self {
         let from_end = tokenizer.options.truncation == Truncation::Left;
-        Self { tokenizer, rest: text, finished: false, from_end, ids: Vec::new(), keep, count: 0 }
+        let at = if spans && from_end { text.chars().count() } else { 0 };
+        let spans = spans.then(|| Spans { kept: Vec::new(), at });
+        Self { tokenizer, rest: text, finished: false, from_end, ids: Vec::new(), spans, keep, count: 0 }
     }
 
     /// How many tokens were read.
@@ -39,13 +51,16 @@ impl<'t> Reader<'t> {
         self.count
     }
 
-    /// The `keep` tokens at the text's start, or at its end, in the text's order.
-    pub(super) fn into_ids(mut self, keep: usize) -> Vec<u32> {
+    /// The `keep` tokens at the text's start, or at its end, in the text's order, and the places of as many.
+    pub(super) fn into_parts(mut self, keep: usize) -> (Vec<u32>, Vec<Span>) {
+        let mut spans = self.spans.map_or(Vec::new(), |spans| spans.kept);
         self.ids.truncate(keep);
+        spans.truncate(keep);
         if self.from_end {
             self.ids.reverse();
+            spans.reverse();
         }
-        self.ids
+        (self.ids, spans)
     }
 
     /// Reads until there are more than `tokens`, or the text ends.
@@ -53,27 +68,37 @@ impl<'t> Reader<'t> {
         while self.count <= tokens && !self.finished {
             let Some(boundaries) = &self.tokenizer.boundaries else {
                 self.finished = true;
-                return self.read_piece(self.rest);
+                return self.read_piece(self.rest, self.rest);
             };
             let missing = tokens + 1 - self.count;
             let window = self.tokenizer.window.min(missing.saturating_mul(BYTES_PER_TOKEN).max(SMALLEST_PIECE));
             if self.rest.len() <= window {
                 self.finished = true;
-                return self.read_piece(self.rest);
+                return self.read_piece(self.rest, self.rest);
             }
             let (piece, used) = if self.from_end {
                 boundaries.last_piece(self.rest, window)
             } else {
                 boundaries.first_piece(self.rest, window)
             };
-            self.rest = if self.from_end { &self.rest[..self.rest.len() - used] } else { &self.rest[used..] };
+            let whole;
+            (self.rest, whole) = if self.from_end {
+                self.rest.split_at(self.rest.len() - used)
+            } else {
+                let (whole, rest) = self.rest.split_at(used);
+                (rest, whole)
+            };
             self.finished = self.rest.is_empty();
-            self.read_piece(&piece)?;
+            self.read_piece(&piece, whole)?;
         }
         Ok(())
     }
 
-    fn read_piece(&mut self, piece: &str) -> Result<()> {
+    /// Reads a piece, which stands for the part `whole` of the text.
+    fn read_piece(&mut self, piece: &str, whole: &str) -> Result<()> {
+        if self.spans.is_some() {
+            return self.read_spans(whole);
+        }
         let pipeline = &self.tokenizer.pipeline;
         if let Some(words) = self.tokenizer.ascii.as_ref().and_then(|ascii| ascii.words(piece)) {
             return self.read_words(words.iter());
@@ -92,6 +117,26 @@ impl<'t> Reader<'t> {
                 None => self.read_word(word)?,
             }
         }
+        Ok(())
+    }
+
+    /// As [`Reader::read_piece`], with the places of the tokens; the crate's own way through its pipeline keeps them.
+    fn read_spans(&mut self, whole: &str) -> Result<()> {
+        let encoding = self.tokenizer.pipeline.encode_char_offsets(whole, false).map_err(failed)?;
+        let free = self.keep - self.ids.len();
+        if let Some(spans) = &mut self.spans {
+            let characters = whole.chars().count();
+            let start = if self.from_end { spans.at - characters } else { spans.at };
+            let places = encoding.get_offsets().iter().map(|&(from, to)| (start + from, start + to));
+            if self.from_end {
+                spans.at = start;
+                spans.kept.extend(places.rev().take(free));
+            } else {
+                spans.at += characters;
+                spans.kept.extend(places.take(free));
+            }
+        }
+        self.push(encoding.get_ids().iter().copied());
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use tokenizers::{Encoding, Token};
 
-use super::Tokens;
+use super::{Span, Tokens};
 use crate::error::{Error, Result};
 
 /// Stands for every token of the first text while the template is read off the post-processor.
@@ -61,6 +61,19 @@ impl Template {
             Part::Special { type_id, .. } | Part::First { type_id } | Part::Second { type_id } => type_id,
         };
         self.parts.iter().map(type_id).max().unwrap_or(0)
+    }
+
+    /// The places of the finished sequence's tokens, of those of the texts' tokens; special tokens stand nowhere.
+    pub(super) fn fill_spans(&self, first: &[Span], second: &[Span]) -> Vec<Span> {
+        let mut spans = Vec::with_capacity(self.special_tokens() + first.len() + second.len());
+        for part in &self.parts {
+            match part {
+                Part::Special { .. } => spans.push((0, 0)),
+                Part::First { .. } => spans.extend_from_slice(first),
+                Part::Second { .. } => spans.extend_from_slice(second),
+            }
+        }
+        spans
     }
 
     /// The finished sequence of the texts' tokens.

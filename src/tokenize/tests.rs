@@ -47,6 +47,10 @@ impl Whole {
     }
 
     pub(super) fn encode(&self, text: &str, pair: Option<&str>, options: TokenizeOptions) -> Tokens {
+        self.encode_with_spans(text, pair, options).0
+    }
+
+    fn encode_with_spans(&self, text: &str, pair: Option<&str>, options: TokenizeOptions) -> (Tokens, Vec<Span>) {
         let encode = |text: &str| {
             let normalized = self.0.get_added_vocabulary().extract_and_normalize(self.0.get_normalizer(), text);
             let mut words = normalized;
@@ -54,7 +58,7 @@ impl Whole {
                 tokenizers::PreTokenizer::pre_tokenize(pre_tokenizer, &mut words).unwrap();
             }
             words.tokenize(|word| self.0.get_model().tokenize(word.get())).unwrap();
-            words.into_encoding(None, 0, tokenizers::OffsetType::Byte).unwrap()
+            words.into_encoding(None, 0, tokenizers::OffsetType::Char).unwrap()
         };
         let special = tokenizers::PostProcessor::added_tokens(self.0.get_post_processor().unwrap(), pair.is_some());
         let params = TruncationParams {
@@ -71,11 +75,12 @@ impl Whole {
         let (first, second) = truncate_encodings(first, second, &params).unwrap();
         let kept = first.len() + second.as_ref().map_or(0, tokenizers::Encoding::len);
         let encoding = self.0.post_process(first, second, true).unwrap();
-        Tokens {
+        let tokens = Tokens {
             input_ids: encoding.get_ids().to_vec(),
             token_type_ids: encoding.get_type_ids().to_vec(),
             truncated: kept < full,
-        }
+        };
+        (tokens, encoding.get_offsets().to_vec())
     }
 }
 
@@ -171,15 +176,17 @@ fn compare(json: &[u8], extra: &[&str], seed: u64, texts: usize) {
         tokenizer.options = options(4 + random.below(37), truncation);
         let window = [4, 40, 400][random.below(3)];
         tokenizer.window = 1 + random.below(window);
-        let (found, expected) = (
-            tokenizer.encode(&text, pair.as_deref()).unwrap(),
-            whole.encode(&text, pair.as_deref(), tokenizer.options),
-        );
-        assert_eq!(
-            found, expected,
-            "seed {seed}, case {case}, window {}, {:?}: {text:?}, {pair:?}",
-            tokenizer.window, tokenizer.options
-        );
+        let found = tokenizer.encode(&text, pair.as_deref()).unwrap();
+        let (expected, spans) = whole.encode_with_spans(&text, pair.as_deref(), tokenizer.options);
+        let what = || {
+            let (window, options) = (tokenizer.window, tokenizer.options);
+            format!("seed {seed}, case {case}, window {window}, {options:?}: {text:?}, {pair:?}")
+        };
+        assert_eq!(found, expected, "{}", what());
+        if case % 4 == 0 {
+            let found = tokenizer.encode_with_spans(&text, pair.as_deref()).unwrap();
+            assert_eq!(found, (expected, spans), "{}", what());
+        }
     }
 }
 
