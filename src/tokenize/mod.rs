@@ -80,6 +80,8 @@ pub struct Tokenizer {
     single: Template,
     pair: Template,
     boundaries: Option<Boundaries>,
+    /// There are added tokens that swallow the white space beside them: their places tell, their ids do not.
+    strips: bool,
     ascii: Option<Ascii>,
     options: TokenizeOptions,
     max_token_id: u32,
@@ -127,8 +129,10 @@ impl Tokenizer {
         let ids = pipeline.get_vocab(true).into_values();
         let max_token_id = ids.chain(single.special_ids()).chain(pair.special_ids()).max().unwrap_or(0);
         let boundaries = Boundaries::new(&pipeline);
+        let mut added = pipeline.get_added_vocabulary().get_added_tokens_decoder().values();
+        let strips = added.any(|token| token.lstrip || token.rstrip);
         let ascii = boundaries.as_ref().map(|boundaries| Ascii::new(&pipeline, boundaries));
-        Ok(Self { pipeline, single, pair, boundaries, ascii, options, max_token_id, window: WINDOW })
+        Ok(Self { pipeline, single, pair, boundaries, strips, ascii, options, max_token_id, window: WINDOW })
     }
 
     /// Tokenizes a text, or a pair of texts, with the special tokens.

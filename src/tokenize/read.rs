@@ -66,7 +66,8 @@ impl<'t> Reader<'t> {
     /// Reads until there are more than `tokens`, or the text ends.
     pub(super) fn read_past(&mut self, tokens: usize) -> Result<()> {
         while self.count <= tokens && !self.finished {
-            let Some(boundaries) = &self.tokenizer.boundaries else {
+            let cuts = self.spans.is_none() || !self.tokenizer.strips;
+            let Some(boundaries) = self.tokenizer.boundaries.as_ref().filter(|_| cuts) else {
                 self.finished = true;
                 return self.read_piece(self.rest, self.rest);
             };
