@@ -194,12 +194,25 @@ typedef enum {
   TRITONSERVER_MEMORY_GPU
 } TRITONSERVER_MemoryType;
 
+typedef enum {
+  TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1,
+  TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+} TRITONSERVER_RequestFlag;
+
 typedef enum { TRITONSERVER_REQUEST_RELEASE_ALL = 1 } TRITONSERVER_RequestReleaseFlag;
 typedef enum { TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1 } TRITONSERVER_ResponseCompleteFlag;
 
 TRITONSERVER_Error* TRITONBACKEND_RequestId(TRITONBACKEND_Request* request, const char** id);
 TRITONSERVER_Error* TRITONBACKEND_RequestIsCancelled(
     TRITONBACKEND_Request* request, bool* is_cancelled);
+/* Bits of TRITONSERVER_RequestFlag. */
+TRITONSERVER_Error* TRITONBACKEND_RequestFlags(TRITONBACKEND_Request* request, uint32_t* flags);
+/* The sequence of the request; 0 is none. INVALID_ARG where the client gave a string. */
+TRITONSERVER_Error* TRITONBACKEND_RequestCorrelationId(
+    TRITONBACKEND_Request* request, uint64_t* id);
+/* The same of a client that gave a string; empty is none. INVALID_ARG where it gave a number. */
+TRITONSERVER_Error* TRITONBACKEND_RequestCorrelationIdString(
+    TRITONBACKEND_Request* request, const char** id);
 TRITONSERVER_Error* TRITONBACKEND_RequestInput(
     TRITONBACKEND_Request* request, const char* name, TRITONBACKEND_Input** input);
 TRITONSERVER_Error* TRITONBACKEND_RequestInputCount(

@@ -38,6 +38,7 @@ pub mod metrics;
 mod model;
 mod request;
 mod response;
+mod sequence;
 #[doc(hidden)]
 pub mod sys;
 mod tensor;
@@ -54,5 +55,6 @@ pub use memory::Memory;
 pub use model::ModelHandle;
 pub use request::{Input, Request};
 pub use response::{Response, Slot};
+pub use sequence::{SequenceFlags, SequenceId};
 pub use tensor::DataType;
 pub use text::Texts;

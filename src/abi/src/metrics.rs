@@ -47,6 +47,12 @@ impl Gauge {
         Metric::new(sys::TRITONSERVER_METRIC_KIND_GAUGE, name, help, labels, None).map(Self)
     }
 
+    /// Adds to it, or takes away from it what is negative.
+    pub fn add(&self, value: f64) {
+        // SAFETY: a live metric.
+        self.0.update(|raw| unsafe { sys::TRITONSERVER_MetricIncrement(raw, value) });
+    }
+
     /// Sets it.
     pub fn set(&self, value: f64) {
         // SAFETY: a live metric.

@@ -26,6 +26,6 @@ pub use host::Fault;
 pub use plugin::Plugin;
 pub use report::{Answer, InstanceGroup, Outcome, OutputTensor, Report};
 pub use run::{run, sweep};
-pub use scenario::{BufferSpec, InputSpec, Placement, RequestSpec, Scenario};
+pub use scenario::{BufferSpec, InputSpec, Placement, RequestSpec, Scenario, SequenceSpec};
 /// The codes and types of the ABI.
 pub use triton_abi::sys;

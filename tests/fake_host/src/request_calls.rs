@@ -23,6 +23,30 @@ host_calls! { |host|
         put(cancelled, spec.cancelled || spec.cancelled_after.is_some_and(|after| parts >= after));
     }
 
+    fn TRITONBACKEND_RequestFlags(request: *mut TRITONBACKEND_Request, flags: *mut u32) {
+        put(flags, host.requests.get(request)?.spec.sequence.flags);
+    }
+
+    fn TRITONBACKEND_RequestCorrelationId(request: *mut TRITONBACKEND_Request, id: *mut u64) {
+        let sequence = &host.requests.get(request)?.spec.sequence;
+        if sequence.text.is_some() {
+            return Err(Failure::new(
+                TRITONSERVER_ERROR_INVALID_ARG, "correlation ID in request is not an unsigned int",
+            ));
+        }
+        put(id, sequence.number);
+    }
+
+    fn TRITONBACKEND_RequestCorrelationIdString(
+        request: *mut TRITONBACKEND_Request, id: *mut *const c_char,
+    ) {
+        let sequence = &host.requests.get(request)?.spec.sequence;
+        let text = sequence.text.as_ref().ok_or_else(|| {
+            Failure::new(TRITONSERVER_ERROR_INVALID_ARG, "correlation ID in request is not a string")
+        })?;
+        put(id, text.as_ptr());
+    }
+
     fn TRITONBACKEND_RequestInput(
         request: *mut TRITONBACKEND_Request, name: *const c_char,
         input: *mut *mut TRITONBACKEND_Input,

@@ -94,6 +94,19 @@ pub struct RequestSpec {
     pub decoupled: bool,
     /// The client goes away when it has got so many responses that are not final.
     pub cancelled_after: Option<usize>,
+    /// The sequence that it belongs to.
+    pub sequence: SequenceSpec,
+}
+
+/// A sequence, for the models that have them.
+#[derive(Clone, Debug, Default)]
+pub struct SequenceSpec {
+    /// Its id where that is a number; 0 is none.
+    pub number: u64,
+    /// Its id where that is a string.
+    pub text: Option<std::ffi::CString>,
+    /// The bits START and END.
+    pub flags: u32,
 }
 
 impl RequestSpec {
@@ -113,6 +126,21 @@ impl RequestSpec {
     #[must_use]
     pub fn placed(mut self, placement: Placement) -> Self {
         self.placement = placement;
+        self
+    }
+
+    /// The same, in the sequence with this number.
+    #[must_use]
+    pub fn in_sequence(mut self, number: u64, flags: u32) -> Self {
+        self.sequence = SequenceSpec { number, text: None, flags };
+        self
+    }
+
+    /// The same, in the sequence with this string.
+    #[must_use]
+    pub fn in_named_sequence(mut self, text: impl Into<Vec<u8>>, flags: u32) -> Self {
+        let text = std::ffi::CString::new(text).unwrap_or_default();
+        self.sequence = SequenceSpec { number: 0, text: Some(text), flags };
         self
     }
 
