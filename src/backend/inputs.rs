@@ -16,7 +16,8 @@ pub enum Inputs {
 }
 
 impl Inputs {
-    fn read(model: &Model, request: &Request<'_>) -> Result<Self> {
+    /// Copies them out of the request.
+    pub fn read(model: &Model, request: &Request<'_>) -> Result<Self> {
         match &model.config.ids {
             Some(inputs) => Ids::read(model, inputs, request).map(Self::Ids),
             None => TextRows::read(&model.config.inputs, request).map(Self::Texts),

@@ -68,7 +68,7 @@ impl<'a> Jobs<'a> {
         if pass.is_empty() {
             return;
         }
-        let Instance { runner, batch } = instance;
+        let Instance { runner, batch, .. } = instance;
         batch.clear();
         for &i in &pass {
             batch.push(&self.rows[i].tokens.input_ids, &self.rows[i].tokens.token_type_ids);

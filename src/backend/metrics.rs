@@ -47,3 +47,9 @@ impl Metrics {
         })
     }
 }
+
+/// The series of a conversation: a gauge of the sessions that its instances keep.
+pub fn sessions(name: &str, version: u64) -> Result<Gauge> {
+    let labels = [("model", name), ("version", &version.to_string())];
+    Gauge::new("rust_sessions", "Sessions of a conversation whose turns are kept", &labels)
+}

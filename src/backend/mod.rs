@@ -1,6 +1,7 @@
 //! The backend that Triton loads: a model and its instances. What happens to a batch of requests is in [`pipeline`].
 
 mod answer;
+mod conversation;
 mod engines;
 mod ids;
 mod inputs;
@@ -9,6 +10,9 @@ mod labels;
 mod metrics;
 mod model;
 mod pipeline;
+mod sessions;
+#[cfg(test)]
+mod sessions_tests;
 mod tokenizer;
 
 use triton_abi::{
@@ -21,6 +25,7 @@ use crate::config::triton::TritonConfig;
 use crate::engine::Runner;
 use crate::error::{Error, ErrorKind};
 use crate::pool::Pool;
+use conversation::Conversations;
 use model::Model;
 use tokenizer::TokenizerModel;
 
@@ -46,6 +51,8 @@ pub struct Instance {
     runner: Box<dyn Runner>,
     /// The tokens of the current pass; kept for its memory.
     batch: PackedBatch,
+    /// The sessions, where the model is a conversation.
+    conversations: Option<Conversations>,
 }
 
 impl Backend for TextBackend {
@@ -81,7 +88,10 @@ impl Backend for TextBackend {
     }
 
     fn execute(&self, model: &Loaded, instance: &mut Option<Instance>, mut batch: Batch<'_>) {
-        batch.drop_cancelled();
+        // A conversation looks at START and END first.
+        if !matches!(model, Loaded::Encoder(model) if model.conversation.is_some()) {
+            batch.drop_cancelled();
+        }
         match (model, instance) {
             (Loaded::Encoder(model), Some(instance)) => pipeline::run(model, instance, batch),
             (Loaded::Tokenizer(model), _) => model.run(batch),

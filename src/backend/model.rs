@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use triton_abi::{InstanceHandle, Kind, ModelHandle, TokenBudget, log_info, log_warn};
 
+use super::conversation::{Conversations, Rules};
 use super::engines::{Engines, Place, cuda_devices};
 use super::metrics::Metrics;
 use super::{Instance, labels};
@@ -43,6 +44,8 @@ pub struct Model {
     pub response_cache: bool,
     /// The declared outputs that config.pbtxt names.
     pub declared: Vec<String>,
+    /// What makes it a conversation, where config.pbtxt has `sequence_batching`.
+    pub conversation: Option<Arc<Rules>>,
     /// Its series on the metrics port.
     pub metrics: Metrics,
 }
@@ -63,6 +66,7 @@ impl Model {
         }
         declare(handle, &name, &config, &mut triton)?;
         let tokenizer = config.tokenizer.as_ref().map(|file| tokenizer(&config, file)).transpose()?;
+        let conversation = Rules::load(handle, &config, &triton, tokenizer.as_ref())?.map(Arc::new);
         let pool = Pool::shared(threads);
         let threads = config.threads.unwrap_or(usize::MAX).min(pool.threads());
         let engines = Engines::new(directory.encoder.clone(), threads, Arc::clone(&pool));
@@ -87,6 +91,7 @@ impl Model {
             name,
             tokenizer,
             engines,
+            conversation,
             pool,
             threads,
             max_batch_tokens,
@@ -117,7 +122,8 @@ impl Model {
             );
         }
         let runner = self.engines.get(place, &self.config)?.runner()?;
-        Ok(self.warm(Instance { runner, batch: PackedBatch::new() })?)
+        let conversations = self.conversation.as_ref().map(Conversations::new);
+        Ok(self.warm(Instance { runner, batch: PackedBatch::new(), conversations })?)
     }
 
     fn warm(&self, mut instance: Instance) -> Result<Instance> {

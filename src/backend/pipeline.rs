@@ -23,9 +23,18 @@ const ALONE_BYTES: usize = 16 << 10;
 /// Answers every request of the batch.
 pub fn run(model: &Model, instance: &mut Instance, batch: Batch<'_>) {
     let (requests, report) = batch.into_parts();
-    let (requests, inputs) = inputs::read(model, requests);
-    let tokens = tokenize(model, &inputs);
+    let (requests, inputs, turns) = match &mut instance.conversations {
+        Some(conversations) => conversations.read(model, requests),
+        None => {
+            let (requests, inputs) = inputs::read(model, requests);
+            (requests, inputs, Vec::new())
+        }
+    };
+    let mut tokens = tokenize(model, &inputs);
     learn(model, &inputs, &tokens);
+    if let Some(conversations) = &mut instance.conversations {
+        conversations.extend(turns, &mut tokens);
+    }
     let start = now_ns();
     let mut jobs = Jobs::open(model, requests, tokens);
     for pass in plan_passes(&jobs.lengths(), model.max_batch_tokens) {

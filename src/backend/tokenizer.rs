@@ -50,6 +50,7 @@ impl TokenizerModel {
             handle.set_config_json(&triton.to_text())?;
         }
         triton.validate(&config.inputs, &outputs)?;
+        triton.refuse_sequences("a model of task 'tokenize'")?;
         let tokenizer = Tokenizer::from_json(&config.file.json, config.options)?;
         let pool = Pool::shared(threads);
         let metrics = Metrics::new(&name, handle.version()?)?;

@@ -3,6 +3,7 @@
 pub mod directory;
 pub mod ids;
 pub mod parameters;
+pub mod sequence;
 pub mod tokenize;
 pub mod tokenizer;
 pub mod triton;

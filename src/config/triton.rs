@@ -57,6 +57,22 @@ impl TritonConfig {
         (group["kind"].as_str().unwrap_or("KIND_CPU"), integer(&group["gpus"][0]).unwrap_or(0))
     }
 
+    /// The section `sequence_batching`, where there is one.
+    pub fn sequence_batching(&self) -> Option<&Json> {
+        Some(&self.0["sequence_batching"]).filter(|section| section.is_object())
+    }
+
+    /// # Errors
+    /// `Unsupported` for a model with `sequence_batching`, where `what` has no use for it.
+    pub fn refuse_sequences(&self, what: &str) -> Result<()> {
+        match self.sequence_batching() {
+            Some(_) => {
+                Err(Error::unsupported(format!("config.pbtxt: {what} cannot have sequence_batching; remove it")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Whether `response_cache { enable: true }`.
     pub fn response_cache(&self) -> bool {
         self.0["response_cache"]["enable"].as_bool().unwrap_or(false)
@@ -145,9 +161,6 @@ impl TritonConfig {
                 return Err(Error::invalid(format!("config.pbtxt: declare the input {wanted}")));
             }
         }
-        if self.0["sequence_batching"].is_object() {
-            return Err(Error::unsupported("config.pbtxt: sequence_batching is not available in this version"));
-        }
         if self.0["model_transaction_policy"]["decoupled"].as_bool() == Some(true) {
             return Err(Error::unsupported("config.pbtxt: decoupled is not available in this version"));
         }
@@ -190,7 +203,7 @@ fn dims(tensor: &Json) -> Vec<i64> {
 }
 
 /// Protobuf's JSON writes 64-bit integers as strings; the server's writer as numbers.
-fn integer(value: &Json) -> Option<i64> {
+pub(super) fn integer(value: &Json) -> Option<i64> {
     value.as_i64().or_else(|| value.as_str()?.parse().ok())
 }
 
@@ -270,15 +283,10 @@ mod tests {
     }
 
     #[test]
-    fn schedulers_that_are_not_here_are_refused_by_name() {
+    fn decoupled_is_refused_by_name() {
         let (inputs, outputs) = tensors();
-        for (extra, word) in [
-            (r#""sequence_batching":{}"#, "sequence_batching"),
-            (r#""model_transaction_policy":{"decoupled":true}"#, "decoupled"),
-        ] {
-            let mut config = config(&format!("{{{extra}}}"));
-            config.auto_complete(&inputs, &outputs);
-            assert!(config.validate(&inputs, &outputs).unwrap_err().message.contains(word));
-        }
+        let mut config = config(r#"{"model_transaction_policy":{"decoupled":true}}"#);
+        config.auto_complete(&inputs, &outputs);
+        assert!(config.validate(&inputs, &outputs).unwrap_err().message.contains("decoupled"));
     }
 }

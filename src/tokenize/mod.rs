@@ -20,6 +20,7 @@ mod read;
 mod template;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -30,6 +31,7 @@ use ascii::Ascii;
 use boundaries::Boundaries;
 use read::{Reader, longest_first};
 use template::Template;
+pub use turns::TurnLayout;
 
 /// The file that holds a tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -207,6 +209,14 @@ impl Tokenizer {
     /// The greatest token type that a text, or a pair, can give: it must be below the model's `type_vocab_size`.
     pub fn max_token_type_id(&self, pair: bool) -> u32 {
         if pair { self.pair.max_type_id() } else { self.single.max_type_id() }
+    }
+
+    /// How the turns of a conversation are put together.
+    ///
+    /// # Errors
+    /// `Unsupported` for a post-processor that puts nothing between two texts.
+    pub fn turn_layout(&self) -> Result<TurnLayout> {
+        TurnLayout::new(&self.single, &self.pair, self.options.token_types)
     }
 
     /// How many special tokens a text, or a pair, is given; `max_length` must be greater.

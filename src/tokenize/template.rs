@@ -10,6 +10,9 @@ const FIRST: u32 = u32::MAX;
 /// The same for the second text.
 const SECOND: u32 = u32::MAX - 1;
 
+/// Ids and segments of special tokens.
+pub(super) type Specials = Vec<(u32, u32)>;
+
 /// The layout of a finished sequence. Every post-processor of the crate puts constant tokens around the texts and
 /// gives all tokens of a text the same type, so one probe with a one-token text shows all that it does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +77,32 @@ impl Template {
             }
         }
         spans
+    }
+
+    /// The special tokens before the first text, its segment, and the special tokens after it; of the layout of a single
+    /// text.
+    pub(super) fn around_first(&self) -> (Specials, u32, Specials) {
+        let (mut head, mut type_of_text, mut tail) = (Vec::new(), None, Vec::new());
+        for part in &self.parts {
+            match *part {
+                Part::First { type_id } => type_of_text = Some(type_id),
+                Part::Special { id, type_id } if type_of_text.is_none() => head.push((id, type_id)),
+                Part::Special { id, type_id } => tail.push((id, type_id)),
+                Part::Second { .. } => {}
+            }
+        }
+        (head, type_of_text.unwrap_or(0), tail)
+    }
+
+    /// The ids of the special tokens between the texts of a pair; of the layout of a pair.
+    pub(super) fn between(&self) -> Vec<u32> {
+        let parts = self.parts.iter().skip_while(|part| !matches!(part, Part::First { .. })).skip(1);
+        parts
+            .map_while(|part| match part {
+                Part::Special { id, .. } => Some(*id),
+                _ => None,
+            })
+            .collect()
     }
 
     /// The finished sequence of the texts' tokens.

@@ -272,3 +272,50 @@ fn pipelines_without_a_rule_read_the_whole_text() {
         compare(json, extra, 60 + i as u64, 500);
     }
 }
+
+#[test]
+fn turns_are_put_together_as_one_text_with_the_separators_in_it() {
+    for token_types in [true, false] {
+        let options = TokenizeOptions { token_types, ..options(64, Truncation::Right) };
+        let tokenizer = Tokenizer::from_bytes(&MINILM, options).unwrap();
+        let layout = tokenizer.turn_layout().unwrap();
+        let turns = ["How are you?", "", "Fine, thanks."].map(|turn| tokenizer.encode(turn, None).unwrap());
+        let joined = layout.fill(turns.iter().map(|turn| layout.turn(turn)), false);
+        assert_eq!(joined, tokenizer.encode("How are you? [SEP] [SEP] Fine, thanks.", None).unwrap());
+        let alone = layout.fill([layout.turn(&turns[0])], false);
+        assert_eq!(alone, turns[0], "one turn is the text alone");
+        assert_eq!((layout.special_tokens(), layout.separator_tokens()), (2, 1));
+    }
+}
+
+#[test]
+fn turns_take_segments_and_separators_from_the_post_processor() {
+    let roberta = edited(|file| {
+        file["post_processor"] = json!({"type": "RobertaProcessing", "sep": ["[SEP]", 102], "cls": ["[CLS]", 101],
+                                        "trim_offsets": true, "add_prefix_space": false});
+    });
+    let layout = Tokenizer::from_bytes(&roberta, options(64, Truncation::Right)).unwrap().turn_layout().unwrap();
+    assert_eq!(layout.fill([&[7][..], &[8]], false).input_ids, [101, 7, 102, 102, 8, 102]);
+
+    let special = |id: &str, type_id: u32| json!({"SpecialToken": {"id": id, "type_id": type_id}});
+    let text = |id: &str, type_id: u32| json!({"Sequence": {"id": id, "type_id": type_id}});
+    let template = |pair: Json| {
+        edited(|file| {
+            file["post_processor"] = json!({"type": "TemplateProcessing",
+                "single": [text("A", 1), special("[SEP]", 0), special("[CLS]", 2)], "pair": pair,
+                "special_tokens": {"[SEP]": {"id": "[SEP]", "ids": [102], "tokens": ["[SEP]"]},
+                                   "[CLS]": {"id": "[CLS]", "ids": [101], "tokens": ["[CLS]"]}}});
+        })
+    };
+    let layout = |pair| {
+        let tokenizer = Tokenizer::from_bytes(&template(pair), options(64, Truncation::Right)).unwrap();
+        tokenizer.turn_layout()
+    };
+    let tokens = layout(json!([text("A", 0), special("[SEP]", 0), text("B", 1), special("[CLS]", 2)])).unwrap();
+    let tokens = tokens.fill([&[7][..], &[8, 9]], true);
+    assert_eq!(tokens.input_ids, [7, 102, 8, 9, 102, 101]);
+    assert_eq!(tokens.token_type_ids, [1, 1, 1, 1, 0, 2]);
+    assert!(tokens.truncated);
+    let error = layout(json!([text("A", 0), text("B", 1)])).unwrap_err();
+    assert!(error.message.contains("post_processor"), "{error}");
+}

@@ -1,6 +1,7 @@
 //! The built `libtriton_rust.so`, driven by the fake host: every call of the host fails in turn, and still each
 //! request is answered once and released once, nothing leaks, and no panic escapes.
 
+mod conversation;
 mod model;
 
 use std::sync::OnceLock;
