@@ -92,6 +92,26 @@ impl<'a> Answer<'a> {
         }
     }
 
+    /// What an engine has to yield for each row: the values of [`Self::places`], each with its width.
+    pub fn values(&self, model: &Model) -> Vec<(Value, usize)> {
+        let own = (!self.probabilities.is_empty()).then_some(Value::Probabilities);
+        let values = self.filled.iter().map(|(_, value)| *value).chain(own);
+        values.map(|value| (value, model.config.head.width(value, &model.config.spec))).collect()
+    }
+
+    /// Writes one row: its [`Self::values`] one after another.
+    pub fn write(&mut self, model: &Model, row: usize, mut values: &[f32]) {
+        let mut places = Vec::new();
+        self.places(model, &[(row, 0)], &mut places);
+        for place in places {
+            if let engine::Slot::Host(to) = place.slot {
+                let (from, rest) = values.split_at(to.len());
+                to.copy_from_slice(from);
+                values = rest;
+            }
+        }
+    }
+
     /// Notes that a row is done. Returns whether it was the last.
     pub fn row_done(&mut self, row: usize, tokens: usize) -> bool {
         self.token_counts[row] = i32::try_from(tokens).unwrap_or(i32::MAX);

@@ -9,7 +9,9 @@ mod jobs;
 mod labels;
 mod metrics;
 mod model;
+mod passes;
 mod pipeline;
+mod runs;
 mod sessions;
 #[cfg(test)]
 mod sessions_tests;
@@ -19,14 +21,13 @@ use triton_abi::{
     Backend, BackendHandle, Batch, InstanceGroup, InstanceHandle, Kind, ModelHandle, Result, TokenBudget,
 };
 
-use crate::batch::PackedBatch;
 use crate::config::parameters::{self, Parameters, Task};
 use crate::config::triton::TritonConfig;
-use crate::engine::Runner;
 use crate::error::{Error, ErrorKind};
 use crate::pool::Pool;
 use conversation::Conversations;
 use model::Model;
+use runs::Runs;
 use tokenizer::TokenizerModel;
 
 /// Instances of a model whose config.pbtxt names none: while one encodes, the other tokenizes.
@@ -48,9 +49,7 @@ pub enum Loaded {
 
 /// What one Triton instance, that is one thread at a time, needs for itself.
 pub struct Instance {
-    runner: Box<dyn Runner>,
-    /// The tokens of the current pass; kept for its memory.
-    batch: PackedBatch,
+    runs: Runs,
     /// The sessions, where the model is a conversation.
     conversations: Option<Conversations>,
 }

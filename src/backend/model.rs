@@ -1,20 +1,20 @@
 //! A model: loaded once, shared by its instances.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use triton_abi::{InstanceHandle, Kind, ModelHandle, TokenBudget, log_info, log_warn};
 
 use super::conversation::{Conversations, Rules};
 use super::engines::{Engines, Place, cuda_devices};
 use super::metrics::Metrics;
+use super::passes::Passes;
+use super::runs::Runs;
 use super::{Instance, labels};
-use crate::batch::PackedBatch;
 use crate::config::ModelConfig;
 use crate::config::directory::Directory;
 use crate::config::parameters::Parameters;
 use crate::config::tokenizer::TokenizerFile;
 use crate::config::triton::{TensorDeclaration, TritonConfig};
-use crate::engine::{Output, Slot};
 use crate::error::{Error, Result};
 use crate::head::HeadSpec;
 use crate::pool::Pool;
@@ -30,6 +30,8 @@ pub struct Model {
     pub tokenizer: Option<Tokenizer>,
     /// Its weights, wherever its instances run.
     pub engines: Engines,
+    /// The passes of all instances whose engine shares them.
+    passes: OnceLock<Arc<Passes>>,
     /// The process's threads.
     pub pool: Arc<Pool>,
     /// How many of them this model uses.
@@ -91,6 +93,7 @@ impl Model {
             name,
             tokenizer,
             engines,
+            passes: OnceLock::new(),
             conversation,
             pool,
             threads,
@@ -121,23 +124,20 @@ impl Model {
                 handle.name()?
             );
         }
-        let runner = self.engines.get(place, &self.config)?.runner()?;
-        let conversations = self.conversation.as_ref().map(Conversations::new);
-        Ok(self.warm(Instance { runner, batch: PackedBatch::new(), conversations })?)
-    }
-
-    fn warm(&self, mut instance: Instance) -> Result<Instance> {
+        let together = |engine| {
+            let new = || Arc::new(Passes::new(engine, Arc::clone(&self.pool), self.max_batch_tokens));
+            Arc::clone(self.passes.get_or_init(new))
+        };
+        let mut runs = Runs::new(self.engines.get(place, &self.config)?, together)?;
         let tokens = match &self.tokenizer {
             // The empty text fits any max_length.
             Some(tokenizer) => tokenizer.encode("", self.config.is_pair().then_some(""))?,
             None => Tokens { input_ids: vec![0], token_type_ids: vec![0], truncated: false },
         };
-        instance.batch.push(&tokens.input_ids, &tokens.token_type_ids);
         let value = self.config.head.main_value();
-        let mut row = vec![0.0; self.config.head.width(value, &self.config.spec)];
-        let slot = Output { sequence: 0, value, slot: Slot::Host(&mut row) };
-        instance.runner.run(&instance.batch, &mut [slot]).map_err(|e| e.within("the first pass"))?;
-        Ok(instance)
+        let width = self.config.head.width(value, &self.config.spec);
+        runs.warm(tokens, value, width).map_err(|e| e.context("the first pass"))?;
+        Ok(Instance { runs, conversations: self.conversation.as_ref().map(Conversations::new) })
     }
 }
 

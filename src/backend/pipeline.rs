@@ -12,7 +12,6 @@ use super::Instance;
 use super::inputs::{self, Inputs};
 use super::jobs::Jobs;
 use super::model::Model;
-use crate::batch::plan_passes;
 use crate::pool::Pool;
 use crate::tokenize::Tokens;
 
@@ -37,9 +36,7 @@ pub fn run(model: &Model, instance: &mut Instance, batch: Batch<'_>) {
     }
     let start = now_ns();
     let mut jobs = Jobs::open(model, requests, tokens);
-    for pass in plan_passes(&jobs.lengths(), model.max_batch_tokens) {
-        jobs.run_pass(model, instance, pass, start);
-    }
+    jobs.run(model, &mut instance.runs, start);
     if jobs.rows() > 0 {
         report.send(jobs.rows(), ComputeTimes::since(start));
     }

@@ -46,6 +46,10 @@ pub trait Engine: Send + Sync {
     /// `Unavailable` when its scratch memory cannot be had.
     fn runner(&self) -> Result<Box<dyn Runner>>;
 
+    /// Whether the rows of all instances may run in the same passes, on any runner, into host memory. Otherwise each
+    /// instance runs its own.
+    fn shares_passes(&self) -> bool;
+
     /// The token count of a pass at which the engine is most efficient: the default of `max_batch_tokens`.
     fn best_pass_tokens(&self) -> usize;
 

@@ -411,3 +411,25 @@ def test_empty_and_endless_texts_are_estimated_as_they_are_cut(serve, new_reposi
     assert counts == {2, 48}
     assert server.metric("rust_estimated_tokens_total", model="m") == 20 * 2 + 20 * 48
     server.stop()
+
+
+def test_short_texts_of_all_instances_share_a_pass_and_overtake_long_ones(serve, new_repository):
+    """Batches of one request in ten instances. Two long texts run, two wait, and then six short ones come."""
+    models = new_repository()
+    models.add(
+        "m",
+        "minilm",
+        {"dtype": "fp32", "max_length": 512},
+        "max_batch_size: 1 dynamic_batching {} instance_group [{ count: 10 kind: KIND_CPU }]",
+    )
+    server = serve(models)
+    texts = ["the " * 500] * 4 + ["the " * (3 + i) for i in range(6)]
+    alone = [server.infer("m", [text], ["EMBEDDING"])["EMBEDDING"][0] for text in texts]
+    before = executions(server, "m"), passes(server, "m")
+    answers = ask_at_once(server, [closed_loop.request("m", [text], "EMBEDDING") for text in texts], gap=0.002)
+    assert {answer.index for answer in answers[-2:]} == {2, 3}
+    assert executions(server, "m") - before[0] == 10
+    assert passes(server, "m") - before[1] <= 7
+    for answer in answers:
+        np.testing.assert_array_equal(embedding(answer), alone[answer.index])
+    server.stop()

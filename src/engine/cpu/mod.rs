@@ -130,6 +130,10 @@ impl Engine for CpuEngine {
         Ok(Box::new(runner::CpuRunner::new(Arc::clone(&self.0))))
     }
 
+    fn shares_passes(&self) -> bool {
+        true
+    }
+
     fn best_pass_tokens(&self) -> usize {
         (2 * plan::GROUP_TOKENS * self.0.threads).clamp(512, 8192)
     }
