@@ -96,6 +96,11 @@ check: deps ## Formatting, lints and documentation, warnings are errors
 .PHONY: test-rust
 test-rust: deps ## The tests that need no server
 	$(CARGO) test --workspace --locked
+	@$(MAKE) --no-print-directory check-kernels
+
+.PHONY: check-kernels
+check-kernels: deps ## The CUDA kernels' registers, shared memory and occupancy; spilled registers are an error
+	$(CARGO) test --locked --test cuda_kernel_code -- --nocapture
 
 .PHONY: test-served
 test-served: install models ## The Python tests, in the real tritonserver (TESTS=tests/served/test_errors.py)

@@ -39,9 +39,9 @@ __device__ __forceinline__ void activation(T* x, u64 n, u32 kind) {
     }
 }
 
-#define KERNEL(T, dt)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) activation_##dt(T* x, u64 n, u32 kind) {            \
-        activation<T>(x, n, kind);                                                                        \
+#define KERNEL(T, dt)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) activation_##dt(T* x, u64 n, u32 kind) {                         \
+        activation<T>(x, n, kind);                                                                                     \
     }
 
 KERNEL(f16, f16)

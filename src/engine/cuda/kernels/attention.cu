@@ -1,14 +1,14 @@
 // Self-attention of packed sequences on tensor cores, fp16 and bf16, with online softmax: scores stay in registers.
 //
-// attention_<dt>_hd<D>: context [T, hidden] of qkv [T, 3 hidden] (query | key | value, heads of D columns side by side),
-//   softmax(query key^T scale) value within each sequence. cu_seqlens [B + 1]: sequence b is the tokens cu_seqlens[b] ..
-//   cu_seqlens[b + 1]. Grid (tiles, heads): tiles [tiles, 2] says which sequence and which of its query rows a block starts at.
-//   It takes 4 warps of 16 or 32 rows.
-// attention_short_<dt>_hd<D>: the same for sequences of up to 64 tokens, one warp per sequence and head, the whole sequence in
-//   shared memory. sequences [n] lists them; rows is the longest's length, rounded up to 16.
+// attention_<dt>_hd<D>: context [T, hidden] of qkv [T, 3 hidden] (query | key | value, heads of D columns side by
+//   side), softmax(query key^T scale) value within each sequence. cu_seqlens [B + 1]: sequence b is the tokens
+//   cu_seqlens[b] .. cu_seqlens[b + 1]. Grid (tiles, heads): tiles [tiles, 2] says which sequence and which of its
+//   query rows a block starts at, whose 4 warps take 16 or 32 rows each.
+// attention_short_<dt>_hd<D>: the same for sequences of up to 64 tokens, one warp per sequence and head, the whole
+//   sequence in shared memory. sequences [n] lists them; rows is the longest's length, rounded up to 16.
 //
-// Shared memory holds rows of D elements in pieces of 16 bytes, whose places within the row are exchanged so that the eight
-// rows of an ldmatrix lie in different banks. Rows past the end of a sequence are zeros and are never written.
+// Shared memory holds rows of D elements in pieces of 16 bytes, whose places within the row are exchanged so that the
+// eight rows of an ldmatrix lie in different banks. Rows past the end of a sequence are zeros and are never written.
 
 #include "common.cuh"
 
@@ -21,8 +21,8 @@ __device__ __forceinline__ u32 place(u32 row, u32 chunk) {
     return row * D + ((chunk ^ exchange) * 8);
 }
 
-// Copies `rows` rows of D elements to shared memory, `stride` apart in global memory; those from `valid` on become zeros.
-// Lane `lane` of `lanes` takes part; they share rows * D / 8 pieces evenly.
+// Copies `rows` rows of D elements to shared memory, `stride` apart in global memory; those from `valid` on become
+// zeros. Lane `lane` of `lanes` takes part; they share rows * D / 8 pieces evenly.
 template <int D, class T>
 __device__ __forceinline__ void copy_rows(T* shared, const T* global, u32 stride, u32 rows, u32 valid, u32 lane,
                                           u32 lanes) {
@@ -86,8 +86,8 @@ struct Sums {
         }
     }
 
-    // Scores of KEYS keys become 2^((score - max) * factor), which is e^(...) as factor has log2(e) in it; the sums so far
-    // are scaled to the new maximum.
+    // Scores of KEYS keys become 2^((score - max) * factor), which is e^(...) as factor has log2(e) in it; the sums so
+    // far are scaled to the new maximum.
     template <int KEYS>
     __device__ __forceinline__ void softmax(float (&scores)[KEYS / 8][4], float factor) {
 #pragma unroll
@@ -163,8 +163,8 @@ __device__ __forceinline__ void write_rows(T* global, const T* shared, u32 first
     }
 }
 
-// One block of KEYS keys for M times 16 rows of queries. In the last block of a sequence only `valid` keys count, and the
-// products of 16 keys without one are left out.
+// One block of KEYS keys for M times 16 rows of queries. In the last block of a sequence only `valid` keys count, and
+// the products of 16 keys without one are left out.
 template <class T, int D, int M, int KEYS, bool LAST>
 __device__ __forceinline__ void attend(Sums<D> (&sums)[M], const u32 (&query)[M][D / 16][4], const T* keys,
                                        const T* values, float factor, u32 valid) {
@@ -279,8 +279,8 @@ __device__ __forceinline__ void attention(T* context, const T* qkv, const u32* c
 
 // Shared memory of each warp: queries, keys and values [rows, D] each.
 template <class T, int D>
-__device__ __forceinline__ void attention_short(T* context, const T* qkv, const u32* cu_seqlens, const u32* sequences, u32 n,
-                                                u32 hidden, u32 heads, u32 rows, float scale) {
+__device__ __forceinline__ void attention_short(T* context, const T* qkv, const u32* cu_seqlens, const u32* sequences,
+                                                u32 n, u32 hidden, u32 heads, u32 rows, float scale) {
     DYNAMIC_SHARED(shared);
     u32 warp = threadIdx.x / 32;
     u32 pair = blockIdx.x * (blockDim.x / 32) + warp;
@@ -315,15 +315,15 @@ __device__ __forceinline__ void attention_short(T* context, const T* qkv, const 
     write_rows<D>(context + (u64)start * hidden + column, queries, 0, length, hidden);
 }
 
-#define KERNELS(T, dt, D, M, KEYS)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128, 2) attention_##dt##_hd##D(                                         \
-        T* context, const T* qkv, const u32* cu_seqlens, const u32* tiles, u32 hidden, float scale) {                 \
-        attention<T, D, M, KEYS>(context, qkv, cu_seqlens, tiles, hidden, scale);                                     \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(128, 2)                                                              \
-        attention_short_##dt##_hd##D(T* context, const T* qkv, const u32* cu_seqlens, const u32* sequences, u32 n,    \
-                                     u32 hidden, u32 heads, u32 rows, float scale) {                                  \
-        attention_short<T, D>(context, qkv, cu_seqlens, sequences, n, hidden, heads, rows, scale);                    \
+#define KERNELS(T, dt, D, M, KEYS)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(128, 2) attention_##dt##_hd##D(                                       \
+        T* context, const T* qkv, const u32* cu_seqlens, const u32* tiles, u32 hidden, float scale) {                  \
+        attention<T, D, M, KEYS>(context, qkv, cu_seqlens, tiles, hidden, scale);                                      \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128, 2)                                                               \
+        attention_short_##dt##_hd##D(T* context, const T* qkv, const u32* cu_seqlens, const u32* sequences, u32 n,     \
+                                     u32 hidden, u32 heads, u32 rows, float scale) {                                   \
+        attention_short<T, D>(context, qkv, cu_seqlens, sequences, n, hidden, heads, rows, scale);                     \
     }
 
 KERNELS(f16, f16, 32, 2, 64)

@@ -1,4 +1,5 @@
-// attention_f32_hd<D>: what attention_<dt>_hd<D> does, in fp32 without tensor cores. A block takes 32 query rows of one sequence
+// attention_f32_hd<D>: what attention_<dt>_hd<D> does, in fp32 without tensor cores. A block takes 32 query rows of one
+//   sequence
 // and head, a warp 8 of them. Scores of 32 keys at a time: a lane has one key's, and for the values D / 32 columns.
 
 #include "common.cuh"
@@ -12,7 +13,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// queries [32, D]; keys [KEYS, D + 4], whose rows so start in different banks; weights [4, ROWS, KEYS], a part per warp.
+// queries [32, D]; keys [KEYS, D + 4], whose rows so start in different banks; weights [4, ROWS, KEYS], a part per
+// warp.
 template <int D>
 __device__ __forceinline__ void attention_f32(float* context, const float* qkv, const u32* cu_seqlens, const u32* tiles,
                                               u32 hidden, float scale, float* queries, float* keys, float* weights) {

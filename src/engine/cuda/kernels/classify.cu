@@ -1,7 +1,7 @@
 // classify_<dt>: the classifier's logits and probabilities in fp32, one block a row.
 //   row i: logits = weight tanh(pooled[i]) + bias, to the device address logits_address[i], and their activation to
-//   probabilities_address[i]; each [classes], a multiple of 4, or 0 for not wanted. Of a row without either nothing is read.
-//   pooled [n, hidden] (before tanh), weight [classes, hidden], bias [classes] of dt.
+//   probabilities_address[i]; each [classes], a multiple of 4, or 0 for not wanted. Of a row without either nothing is
+//   read. pooled [n, hidden] (before tanh), weight [classes, hidden], bias [classes] of dt.
 //   activation 0 is softmax, 1 sigmoid, 2 identity. *not_finite becomes 1 when something of pooled, or a
 //   result, is not finite.
 // hidden is a multiple of 8. Shared memory: the row after tanh, fp32 [hidden].
@@ -92,13 +92,13 @@ __device__ __forceinline__ void classify(const u64* logits_address, const u64* p
     if (!good) atomic_or_u32(not_finite, 1);
 }
 
-#define KERNEL(T, dt)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256, 2)                                                                   \
-        classify_##dt(const u64* logits_address, const u64* probabilities_address, const T* pooled, const T* weight,    \
-                      const T* bias, u32 n, u32 classes, u32 hidden, u32 activation, u32* not_finite) {                 \
-        __shared__ float scratch[WARPS];                                                                                \
-        classify<T>(logits_address, probabilities_address, pooled, weight, bias, n, classes, hidden, activation,        \
-                    not_finite, scratch);                                                                               \
+#define KERNEL(T, dt)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                               \
+        classify_##dt(const u64* logits_address, const u64* probabilities_address, const T* pooled, const T* weight,   \
+                      const T* bias, u32 n, u32 classes, u32 hidden, u32 activation, u32* not_finite) {                \
+        __shared__ float scratch[WARPS];                                                                               \
+        classify<T>(logits_address, probabilities_address, pooled, weight, bias, n, classes, hidden, activation,       \
+                    not_finite, scratch);                                                                              \
     }
 
 KERNEL(f16, f16)

@@ -1,6 +1,6 @@
-// What every kernel uses. All PTX is here, one instruction a function; the software device of the tests brings a host twin
-// of each in simt.h, so a kernel file is plain C++ on both sides. No other header is needed: 16-bit floats travel as their
-// bits.
+// What every kernel uses. All PTX is here, one instruction a function; the software device of the tests brings a host
+// twin of each in simt.h, so a kernel file is plain C++ on both sides. No other header is needed: 16-bit floats travel
+// as their bits.
 
 #pragma once
 
@@ -54,16 +54,18 @@ __device__ __forceinline__ u32 pack_bf16x2(float lo, float hi) {
     return pair;
 }
 
-// d [16, 8] += a [16, 16] b [16, 8], fp32 sums. Lane 4 g + t holds of a: rows g, g + 8, g, g + 8 at columns 2 t and 2 t + 8;
-// of b: column g at rows 2 t and 2 t + 8; of d: columns 2 t of rows g and g + 8.
+// d [16, 8] += a [16, 16] b [16, 8], fp32 sums. Lane 4 g + t holds of a: rows g, g + 8, g, g + 8 at columns 2 t and 2 t
+// + 8; of b: column g at rows 2 t and 2 t + 8; of d: columns 2 t of rows g and g + 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -83,8 +85,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], const void* share
                  : "r"(address));
 }
 
-// Copies 16 bytes, both sides aligned to 16; where not `valid` it writes zeros and reads nothing. They are there after the
-// wait and a barrier.
+// Copies 16 bytes, both sides aligned to 16; where not `valid` it writes zeros and reads nothing. They are there after
+// the wait and a barrier.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid) {
     u32 address = (u32)__cvta_generic_to_shared(shared);
     u32 bytes = valid ? 16 : 0;

@@ -1,5 +1,6 @@
-//! Part of the build script: compiles the kernels of this directory for every supported GPU into one fatbin. The compilers
-//! come from PyPI wheels that `make deps` puts into `.venv`; neither a GPU nor a driver nor a CUDA toolkit is needed.
+//! Part of the build script: compiles the kernels of this directory for every supported GPU into one fatbin. The
+//! compilers come from PyPI wheels that `make deps` puts into `.venv`; neither a GPU nor a driver nor a CUDA toolkit is
+//! needed.
 //!
 //! NVRTC makes PTX of all files as one translation unit, ptxas makes of it the machine code of each architecture, and
 //! nvFatbin joins them.

@@ -1,4 +1,5 @@
-// gather_rows: out [n, pieces] = in [*, pieces] at the rows index [n], pieces of 16 bytes of whatever type. One warp a row.
+// gather_rows: out [n, pieces] = in [*, pieces] at the rows index [n], pieces of 16 bytes of whatever type. One warp a
+//   row.
 
 #include "common.cuh"
 

@@ -1,8 +1,9 @@
-// LayerNorm, one warp a row: what is normalized is summed in fp32 and stays in registers while mean, variance (about the
-// mean) and result are computed, up to 1,024 columns; longer rows are read three times.
+// LayerNorm, one warp a row: what is normalized is summed in fp32 and stays in registers while mean, variance (about
+// the mean) and result are computed, up to 1,024 columns; longer rows are read three times.
 //
-// embed_layer_norm_<dt>: out [tokens, hidden] = norm(word[input_ids] + token_type[token_type_ids] + position[position_ids])
-//   word [V, hidden], position [P, hidden], token_type [Y, hidden] of dt, the ids u32 [tokens], in range
+// embed_layer_norm_<dt>: out [tokens, hidden] = norm(word[id] + token_type[type] + position[place]) of each token
+//   word [V, hidden], position [P, hidden], token_type [Y, hidden] of dt; input_ids, token_type_ids and position_ids u32
+//   [tokens], in range
 // add_layer_norm_<dt>: out [rows, hidden] = norm(x + bias + residual)
 //   x, residual [rows, hidden], bias [hidden] of dt; bias and residual may be null; out may be x or residual
 // gamma, beta [hidden] fp32; hidden a multiple of 8.
@@ -68,8 +69,8 @@ __device__ __forceinline__ float squares_about(float mean, const float (&x)[HELD
 }
 
 template <int HELD, class T>
-__device__ __forceinline__ void store_normalized(T* out, float (&x)[HELD][8], float mean, float scale, const float* gamma,
-                                                 const float* beta, u32 column, u32 hidden) {
+__device__ __forceinline__ void store_normalized(T* out, float (&x)[HELD][8], float mean, float scale,
+                                                 const float* gamma, const float* beta, u32 column, u32 hidden) {
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
         u32 at = column + 256 * i;
@@ -86,8 +87,8 @@ __device__ __forceinline__ void store_normalized(T* out, float (&x)[HELD][8], fl
 
 // Called by all lanes of a warp. `out` may be one of the rows: what a lane reads again, no other writes.
 template <class T>
-__device__ __forceinline__ void norm_row(T* out, const SumOfRows<T>& rows, const float* gamma, const float* beta, float eps,
-                                         u32 hidden) {
+__device__ __forceinline__ void norm_row(T* out, const SumOfRows<T>& rows, const float* gamma, const float* beta,
+                                         float eps, u32 hidden) {
     u32 lane = lane_id() * 8;
     float per_column = 1.0f / (float)hidden;
     if (hidden <= 1024) {
@@ -139,18 +140,18 @@ __device__ __forceinline__ void add_layer_norm(T* out, const T* x, const T* bias
     norm_row(out + offset, sum, gamma, beta, eps, hidden);
 }
 
-#define KERNELS(T, dt)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(128, 4) embed_layer_norm_##dt(                                            \
-        T* out, const u32* input_ids, const u32* token_type_ids, const u32* position_ids, const T* word,                \
-        const T* position, const T* token_type, const float* gamma, const float* beta, float eps, u32 tokens,           \
-        u32 hidden) {                                                                                                   \
-        embed_layer_norm<T>(out, input_ids, token_type_ids, position_ids, word, position, token_type, gamma, beta, eps, \
-                            tokens, hidden);                                                                            \
-    }                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(128, 4)                                                                   \
-        add_layer_norm_##dt(T* out, const T* x, const T* bias, const T* residual, const float* gamma,                   \
-                            const float* beta, float eps, u32 rows, u32 hidden) {                                       \
-        add_layer_norm<T>(out, x, bias, residual, gamma, beta, eps, rows, hidden);                                      \
+#define KERNELS(T, dt)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128, 4) embed_layer_norm_##dt(                                        \
+        T* out, const u32* input_ids, const u32* token_type_ids, const u32* position_ids, const T* word,               \
+        const T* position, const T* token_type, const float* gamma, const float* beta, float eps, u32 tokens,          \
+        u32 hidden) {                                                                                                  \
+        embed_layer_norm<T>(out, input_ids, token_type_ids, position_ids, word, position, token_type, gamma, beta, eps,\
+                            tokens, hidden);                                                                           \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128, 4)                                                               \
+        add_layer_norm_##dt(T* out, const T* x, const T* bias, const T* residual, const float* gamma,                  \
+                            const float* beta, float eps, u32 rows, u32 hidden) {                                      \
+        add_layer_norm<T>(out, x, bias, residual, gamma, beta, eps, rows, hidden);                                     \
     }
 
 KERNELS(f16, f16)

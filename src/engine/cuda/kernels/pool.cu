@@ -1,8 +1,8 @@
 // pool_<dt>: one fp32 row of [hidden] a sequence, one block each.
-//   row i goes to the device address out_address[i] (a multiple of 4) and is made of sequence[i]: of hidden_states [T, hidden]
-//   of dt the tokens cu_seqlens[s] .. cu_seqlens[s + 1], at least one.
-//   mode 0 is the mean, 1 the first token, 2 the maximum of each column, 3 the last token; normalize scales the row to length 1.
-//   *not_finite becomes 1 when something that is read, or the row, is not finite.
+//   row i goes to the device address out_address[i] (a multiple of 4) and is made of sequence[i]: of hidden_states [T,
+//   hidden] of dt the tokens cu_seqlens[s] .. cu_seqlens[s + 1], at least one.
+//   mode 0 is the mean, 1 the first token, 2 the maximum of each column, 3 the last token; normalize scales the row to
+//   length 1. *not_finite becomes 1 when something that is read, or the row, is not finite.
 // hidden is a multiple of 8. Warps take turns with the tokens and lanes with 8 columns each.
 
 #include "common.cuh"
@@ -80,14 +80,14 @@ __device__ __forceinline__ void pool(const u64* out_address, const u32* sequence
     if (!good) atomic_or_u32(not_finite, 1);
 }
 
-#define KERNEL(T, dt)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256)                                                                   \
-        pool_##dt(const u64* out_address, const u32* sequence, const T* hidden_states, const u32* cu_seqlens, u32 n,    \
-                  u32 hidden, u32 mode, u32 normalize, u32* not_finite) {                                               \
-        __shared__ float parts[WARPS * COLUMNS];                                                                        \
-        __shared__ double squares[COLUMNS];                                                                             \
-        pool<T>(out_address, sequence, hidden_states, cu_seqlens, n, hidden, mode, normalize, not_finite, parts,        \
-                squares);                                                                                               \
+#define KERNEL(T, dt)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                               \
+        pool_##dt(const u64* out_address, const u32* sequence, const T* hidden_states, const u32* cu_seqlens, u32 n,   \
+                  u32 hidden, u32 mode, u32 normalize, u32* not_finite) {                                              \
+        __shared__ float parts[WARPS * COLUMNS];                                                                       \
+        __shared__ double squares[COLUMNS];                                                                            \
+        pool<T>(out_address, sequence, hidden_states, cu_seqlens, n, hidden, mode, normalize, not_finite, parts,       \
+                squares);                                                                                              \
     }
 
 KERNEL(f16, f16)
