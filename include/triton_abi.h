@@ -119,6 +119,25 @@ TRITONSERVER_Error* TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(
     TRITONBACKEND_BackendAttribute* backend_attributes, TRITONSERVER_InstanceGroupKind kind,
     uint64_t count, const uint64_t* device_ids, uint64_t id_count);
 
+/* ---- Memory ---- */
+
+typedef enum {
+  TRITONSERVER_MEMORY_CPU,
+  TRITONSERVER_MEMORY_CPU_PINNED,
+  TRITONSERVER_MEMORY_GPU
+} TRITONSERVER_MemoryType;
+
+typedef struct TRITONSERVER_BufferAttributes TRITONSERVER_BufferAttributes;
+
+TRITONSERVER_Error* TRITONSERVER_BufferAttributesNew(TRITONSERVER_BufferAttributes** attributes);
+TRITONSERVER_Error* TRITONSERVER_BufferAttributesDelete(TRITONSERVER_BufferAttributes* attributes);
+TRITONSERVER_Error* TRITONSERVER_BufferAttributesSetMemoryType(
+    TRITONSERVER_BufferAttributes* attributes, TRITONSERVER_MemoryType memory_type);
+TRITONSERVER_Error* TRITONSERVER_BufferAttributesSetMemoryTypeId(
+    TRITONSERVER_BufferAttributes* attributes, int64_t memory_type_id);
+TRITONSERVER_Error* TRITONSERVER_BufferAttributesSetByteSize(
+    TRITONSERVER_BufferAttributes* attributes, size_t byte_size);
+
 /* ---- Models ---- */
 
 typedef struct TRITONBACKEND_Model TRITONBACKEND_Model;
@@ -139,6 +158,9 @@ TRITONSERVER_Error* TRITONBACKEND_ModelBackend(
     TRITONBACKEND_Model* model, TRITONBACKEND_Backend** backend);
 TRITONSERVER_Error* TRITONBACKEND_ModelState(TRITONBACKEND_Model* model, void** state);
 TRITONSERVER_Error* TRITONBACKEND_ModelSetState(TRITONBACKEND_Model* model, void* state);
+/* One entry for each memory; they stay the caller's. Replaces what was reported before. */
+TRITONSERVER_Error* TRITONBACKEND_ModelReportMemoryUsage(
+    TRITONBACKEND_Model* model, TRITONSERVER_BufferAttributes** usage, uint32_t usage_size);
 
 /* ---- Instances of a model ---- */
 
@@ -157,6 +179,9 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceState(
     TRITONBACKEND_ModelInstance* instance, void** state);
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceSetState(
     TRITONBACKEND_ModelInstance* instance, void* state);
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportMemoryUsage(
+    TRITONBACKEND_ModelInstance* instance, TRITONSERVER_BufferAttributes** usage,
+    uint32_t usage_size);
 /* Reads the request: called before its release. Times are nanoseconds of CLOCK_MONOTONIC. */
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportStatistics(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, bool success,
@@ -188,11 +213,6 @@ typedef enum {
   TRITONSERVER_TYPE_BF16
 } TRITONSERVER_DataType;
 
-typedef enum {
-  TRITONSERVER_MEMORY_CPU,
-  TRITONSERVER_MEMORY_CPU_PINNED,
-  TRITONSERVER_MEMORY_GPU
-} TRITONSERVER_MemoryType;
 
 typedef enum {
   TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1,

@@ -3,14 +3,14 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use triton_abi::Kind;
+use triton_abi::{Kind, Memory};
 
 use crate::config::ModelConfig;
 use crate::engine::{Engine, EngineChoice, cpu};
 use crate::error::{Error, Result};
-use crate::model::{Checkpoint, bert};
+use crate::model::{Checkpoint, Weights, bert};
 use crate::pool::Pool;
 
 /// Where a model runs.
@@ -71,8 +71,15 @@ impl Place {
 ///
 /// # Errors
 /// `Unsupported` with the reason where there is none.
+#[cfg(feature = "cuda")]
 pub fn cuda_devices() -> Result<Vec<u32>> {
-    Err(Error::unsupported("this version has no CUDA engine; available: the engine cpu, KIND_CPU"))
+    crate::engine::cuda::devices()
+}
+
+/// As above, in a build without the CUDA engine.
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_devices() -> Result<Vec<u32>> {
+    Err(Error::unsupported("this build has no CUDA engine: it was made without the feature 'cuda'"))
 }
 
 /// The engines of one model.
@@ -81,13 +88,15 @@ pub struct Engines {
     directory: PathBuf,
     threads: usize,
     pool: Arc<Pool>,
+    /// Held while an engine is loaded: a second instance waits for the first one's weights.
+    loading: Mutex<()>,
     loaded: Mutex<Vec<(Place, Arc<dyn Engine>)>>,
 }
 
 impl Engines {
     /// Of the checkpoint in `directory`; the CPU engine takes at most `threads` of `pool`.
     pub fn new(directory: PathBuf, threads: usize, pool: Arc<Pool>) -> Self {
-        Self { directory, threads, pool, loaded: Mutex::new(Vec::new()) }
+        Self { directory, threads, pool, loading: Mutex::new(()), loaded: Mutex::new(Vec::new()) }
     }
 
     /// The engine of a place, loaded when it is first asked for. It stays until the model is unloaded: instance groups
@@ -96,14 +105,31 @@ impl Engines {
     /// # Errors
     /// What is wrong with the checkpoint or with the number format, by name; `Unavailable` without enough memory.
     pub fn get(&self, place: Place, config: &ModelConfig) -> Result<Arc<dyn Engine>> {
-        // Held while loading: a second instance waits for the first one's weights.
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, engine)) = loaded.iter().find(|(other, _)| *other == place) {
+        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, engine)) = self.loaded().iter().find(|(other, _)| *other == place) {
             return Ok(Arc::clone(engine));
         }
         let engine = self.load(place, config)?;
-        loaded.push((place, Arc::clone(&engine)));
+        self.loaded().push((place, Arc::clone(&engine)));
         Ok(engine)
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, Vec<(Place, Arc<dyn Engine>)>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether every engine can still run passes; may be asked beside them.
+    ///
+    /// # Errors
+    /// `Internal` when the device of one is lost.
+    pub fn health(&self) -> Result<()> {
+        self.loaded().iter().try_for_each(|(_, engine)| engine.health())
+    }
+
+    /// Bytes of weights on each device.
+    pub fn device_memory(&self) -> Vec<(Memory, usize)> {
+        let on_device = |engine: &Arc<dyn Engine>| Some((Memory::Gpu(engine.device()? as i32), engine.device_bytes()));
+        self.loaded().iter().filter_map(|(_, engine)| on_device(engine)).collect()
     }
 
     /// The checkpoint is unmapped when its weights are packed or on their device.
@@ -115,9 +141,21 @@ impl Engines {
                 let options = cpu::CpuOptions { dtype: config.dtype, threads: self.threads };
                 cpu::load(&config.spec, &config.head, &weights, options, Arc::clone(&self.pool))
             }
-            Place::Cuda(_) => cuda_devices().and(Err(Error::internal("no CUDA engine"))),
+            Place::Cuda(device) => load_cuda(config, &weights, device),
         }
     }
+}
+
+#[cfg(feature = "cuda")]
+fn load_cuda(config: &ModelConfig, weights: &Weights<'_>, device: u32) -> Result<Arc<dyn Engine>> {
+    use crate::engine::cuda::{self, CudaOptions};
+    let (dtype, pass_tokens) = (config.dtype, config.max_batch_tokens);
+    cuda::load(&config.spec, &config.head, weights, CudaOptions { device, dtype, pass_tokens, exact_activation: false })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn load_cuda(_: &ModelConfig, _: &Weights<'_>, _: u32) -> Result<Arc<dyn Engine>> {
+    cuda_devices().and(Err(Error::unsupported("this build has no CUDA engine")))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Engines: what runs a model. An [`Engine`] holds a model's weights once; each Triton instance asks it for a
 //! [`Runner`], which owns the scratch memory of one pass at a time.
 
+mod check;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -55,6 +56,24 @@ pub trait Engine: Send + Sync {
 
     /// What runs, in a few words for the log.
     fn describe(&self) -> String;
+
+    /// The CUDA device on which it runs, whose memory a [`Slot::Device`] may name; `None` for the CPU.
+    fn device(&self) -> Option<u32> {
+        None
+    }
+
+    /// Bytes of the device that the weights occupy.
+    fn device_bytes(&self) -> usize {
+        0
+    }
+
+    /// Whether passes can still succeed; may be asked beside them.
+    ///
+    /// # Errors
+    /// `Internal` when the device is lost.
+    fn health(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Runs passes, one after another.

@@ -29,6 +29,7 @@ struct Entry {
 /// One tensor, borrowed from a [`Checkpoint`].
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
+    name: &'a str,
     dtype: Dtype,
     shape: &'a [usize],
     /// Little endian, of any alignment.
@@ -78,9 +79,9 @@ impl Checkpoint {
 
     /// The tensor of that name, if there is one.
     pub fn find(&self, name: &str) -> Option<Tensor<'_>> {
-        let entry = self.tensors.get(name)?;
+        let (name, entry) = self.tensors.get_key_value(name)?;
         let data = &self.files[entry.file].1[entry.range.clone()];
-        Some(Tensor { dtype: entry.dtype, shape: &entry.shape, data })
+        Some(Tensor { name, dtype: entry.dtype, shape: &entry.shape, data })
     }
 
     /// The tensor of that name and shape, in a floating-point type.
@@ -144,6 +145,11 @@ fn shards(directory: &Path) -> Result<Vec<String>> {
 }
 
 impl<'a> Tensor<'a> {
+    /// Its name in the checkpoint, for messages.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
     /// The dimensions, outermost first.
     pub fn shape(&self) -> &'a [usize] {
         self.shape

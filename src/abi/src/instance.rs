@@ -4,7 +4,10 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
 use crate::host;
+use crate::memory::Memory;
+use crate::model::ModelHandle;
 use crate::sys;
+use crate::usage;
 
 /// What an instance runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +67,25 @@ impl InstanceHandle {
             })
         }?;
         Kind::from_raw(raw)
+    }
+
+    /// Its model.
+    pub fn model(&self) -> Result<ModelHandle> {
+        // SAFETY: a live instance, and its model, which outlives it.
+        unsafe {
+            let model = host::get_handle("model", |out| sys::TRITONBACKEND_ModelInstanceModel(self.raw.as_ptr(), out))?;
+            ModelHandle::new(model.as_ptr())
+        }
+    }
+
+    /// Tells the server how many bytes of each memory the instance occupies; the last report counts.
+    pub fn report_memory(&self, usage: &[(Memory, usize)]) -> Result<()> {
+        // SAFETY: a live instance; the call copies the entries.
+        unsafe {
+            usage::report(usage, |entries, count| {
+                sys::TRITONBACKEND_ModelInstanceReportMemoryUsage(self.raw.as_ptr(), entries, count)
+            })
+        }
     }
 
     /// The number of its device, for [`Kind::Gpu`].

@@ -43,6 +43,7 @@ mod sequence;
 pub mod sys;
 mod tensor;
 mod text;
+mod usage;
 
 pub use backend::{Backend, BackendHandle, InstanceGroup};
 pub use batch::{Batch, BatchReport};

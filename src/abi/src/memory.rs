@@ -21,6 +21,14 @@ pub enum Memory {
 }
 
 impl Memory {
+    pub(crate) fn to_raw(self) -> (sys::TRITONSERVER_MemoryType, i64) {
+        match self {
+            Memory::Cpu => (sys::TRITONSERVER_MEMORY_CPU, 0),
+            Memory::Pinned => (sys::TRITONSERVER_MEMORY_CPU_PINNED, 0),
+            Memory::Gpu(device) => (sys::TRITONSERVER_MEMORY_GPU, i64::from(device)),
+        }
+    }
+
     pub(crate) fn from_raw(kind: sys::TRITONSERVER_MemoryType, id: i64) -> Result<Self> {
         match kind {
             sys::TRITONSERVER_MEMORY_CPU => Ok(Memory::Cpu),

@@ -5,8 +5,10 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
 use crate::host;
+use crate::memory::Memory;
 use crate::message::Message;
 use crate::sys;
+use crate::usage;
 
 /// The version of the configuration's JSON form; there is only one.
 const CONFIG_VERSION: u32 = 1;
@@ -60,6 +62,16 @@ impl ModelHandle {
             Message::from_call(|out| sys::TRITONBACKEND_ModelConfig(self.raw.as_ptr(), CONFIG_VERSION, out))
         }?;
         message.json()
+    }
+
+    /// Tells the server how many bytes of each memory the model occupies, its instances apart; the last report counts.
+    pub fn report_memory(&self, usage: &[(Memory, usize)]) -> Result<()> {
+        // SAFETY: a live model; the call copies the entries.
+        unsafe {
+            usage::report(usage, |entries, count| {
+                sys::TRITONBACKEND_ModelReportMemoryUsage(self.raw.as_ptr(), entries, count)
+            })
+        }
     }
 
     /// Whether the server lets the backend complete the configuration.

@@ -42,12 +42,29 @@ impl<'a> Response<'a> {
 
     /// Adds an FP32 output, all zeros.
     pub fn add_f32(&mut self, name: &str, shape: &[i64]) -> Result<Slot> {
-        self.add_words(name, DataType::Fp32, shape)
+        self.add_words(name, DataType::Fp32, shape, None)
+    }
+
+    /// Adds an FP32 output that the caller can write on CUDA device `device`. Where the server's buffer lies in that
+    /// device's memory, [`Self::device_address`] has its address, its content is undefined until the caller has written
+    /// all of it, and it has no elements on the host. Elsewhere it is as of [`Self::add_f32`].
+    pub fn add_f32_on(&mut self, device: u32, name: &str, shape: &[i64]) -> Result<Slot> {
+        self.add_words(name, DataType::Fp32, shape, Some(device))
+    }
+
+    /// The device address of the first element of an output that is the caller's to write on its device, valid until
+    /// the response is sent or dropped.
+    ///
+    /// # Panics
+    /// When the slot is of another response.
+    pub fn device_address(&self, slot: Slot) -> Option<u64> {
+        let output = &self.outputs[slot.0];
+        matches!(output.place, Place::Device).then(|| output.buffer.addr() as u64)
     }
 
     /// Adds an INT32 output, all zeros.
     pub fn add_i32(&mut self, name: &str, shape: &[i64]) -> Result<Slot> {
-        self.add_words(name, DataType::Int32, shape)
+        self.add_words(name, DataType::Int32, shape, None)
     }
 
     /// Adds a BYTES output with these strings, as many as `shape` has elements.
@@ -73,8 +90,8 @@ impl<'a> Response<'a> {
         unsafe { memory::copy_from_host(data, memory, buffer) }.map_err(|e| e.context(format!("output '{name}'")))
     }
 
-    /// The elements of an FP32 output; may be asked for again and again until the response is sent. Where the
-    /// server's memory allows it, they are written there directly.
+    /// The elements of an FP32 output, none where it is written on its device; may be asked for again and again until
+    /// the response is sent. Where the server's memory allows it, they are written there directly.
     ///
     /// # Panics
     /// When the slot is of another type or of another response.
@@ -189,14 +206,17 @@ impl<'a> Response<'a> {
         Ok((buffer.cast(), Memory::from_raw(kind, id)?))
     }
 
-    fn add_words(&mut self, name: &str, datatype: DataType, shape: &[i64]) -> Result<Slot> {
+    fn add_words(&mut self, name: &str, datatype: DataType, shape: &[i64], device: Option<u32>) -> Result<Slot> {
         let count = element_count(shape)?;
         let byte_size = count
             .checked_mul(size_of::<u32>())
             .ok_or_else(|| Error::internal(format!("output '{name}' is too large")))?;
         let (buffer, memory) = self.new_buffer(name, datatype, shape, byte_size)?;
+        let on_device = device.and_then(|device| i32::try_from(device).ok()).map(Memory::Gpu) == Some(memory);
         let place = if count == 0 {
             Place::Staged(Vec::new())
+        } else if on_device && buffer.cast::<u32>().is_aligned() {
+            Place::Device
         } else if matches!(memory, Memory::Gpu(_)) || !buffer.cast::<u32>().is_aligned() {
             let mut staging: Vec<u32> = Vec::new();
             staging.try_reserve_exact(count)?;
@@ -229,6 +249,8 @@ enum Place {
     /// Here, and copied when the response is sent: the buffer is GPU memory, or not aligned (a client chooses
     /// the offset in its shared memory).
     Staged(Vec<u32>),
+    /// In the server's buffer, by the caller, on the device whose memory it is.
+    Device,
 }
 
 impl Output {
@@ -251,6 +273,7 @@ impl Output {
         match &mut self.place {
             Place::Direct => (self.buffer.cast(), self.count),
             Place::Staged(staging) => (staging.as_mut_ptr(), staging.len()),
+            Place::Device => (NonNull::dangling().as_ptr(), 0),
         }
     }
 

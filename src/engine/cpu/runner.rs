@@ -12,6 +12,7 @@ use super::plan::{Group, plan};
 use super::rows::Epilogue;
 use super::scratch::Slots;
 use crate::batch::PackedBatch;
+use crate::engine::check::check_pass;
 use crate::engine::{Output, Runner, Slot};
 use crate::error::{Error, Result};
 use crate::head::{self, HeadSpec, Pooling, Value};
@@ -54,7 +55,10 @@ impl CpuRunner {
 impl Runner for CpuRunner {
     fn run(&mut self, batch: &PackedBatch, outputs: &mut [Output<'_>]) -> Result<()> {
         let model = Arc::clone(&self.model);
-        model.check(batch, outputs)?;
+        check_pass(&model.spec, &model.head, batch, outputs)?;
+        if outputs.iter().any(|output| matches!(output.slot, Slot::Device { .. })) {
+            return Err(Error::internal("the CPU engine was given device memory to write"));
+        }
         let team = model.pool.team(model.threads);
 
         // Each group with the outputs of its sequences; a group of which nothing is wanted is left out.
@@ -98,45 +102,6 @@ impl Runner for CpuRunner {
 }
 
 impl CpuModel {
-    /// Nothing is looked up before this has passed.
-    fn check(&self, batch: &PackedBatch, outputs: &[Output<'_>]) -> Result<()> {
-        let tokens = batch.tokens();
-        let broken = || Error::internal("the CPU engine was given a batch whose parts do not fit");
-        let ends = &batch.cu_seqlens;
-        if ends.first() != Some(&0)
-            || ends.last().map(|&end| end as usize) != Some(tokens)
-            || batch.token_type_ids.len() != tokens
-            || ends.windows(2).any(|pair| pair[0] >= pair[1])
-        {
-            return Err(broken());
-        }
-        for i in 0..batch.sequences() {
-            let range = batch.range(i);
-            self.spec.check_sequence(&batch.input_ids[range.clone()], &batch.token_type_ids[range])?;
-        }
-        let mut last = 0;
-        for output in outputs {
-            let width = self.width(output.value).ok_or_else(broken)?;
-            let Slot::Host(slot) = &output.slot else {
-                return Err(Error::internal("the CPU engine was given device memory to write"));
-            };
-            if output.sequence < last || output.sequence >= batch.sequences() || slot.len() != width {
-                return Err(broken());
-            }
-            last = output.sequence;
-        }
-        Ok(())
-    }
-
-    /// The length of a value's row, where the head has that value.
-    fn width(&self, value: Value) -> Option<usize> {
-        match (value, self.head) {
-            (Value::Embedding, HeadSpec::Embed { .. }) => Some(self.spec.hidden_size),
-            (Value::Logits | Value::Probabilities, HeadSpec::Classify { num_labels, .. }) => Some(num_labels),
-            _ => None,
-        }
-    }
-
     /// Encoder and head on one group; fills `outputs`, which are of the group's sequences.
     fn run_group(
         &self,

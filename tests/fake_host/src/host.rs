@@ -135,7 +135,13 @@ pub(crate) struct Host {
     /// What became of each request, by its handle; kept after its release.
     pub(crate) outcomes: BTreeMap<usize, Outcome>,
     pub(crate) batch_rows: Vec<u64>,
+    pub(crate) usage: Table<Usage>,
+    /// What the model reported last.
+    pub(crate) memory_usage: Vec<Usage>,
 }
+
+/// Bytes of a memory: its type, its number, its size.
+pub(crate) type Usage = (sys::TRITONSERVER_MemoryType, i64, usize);
 
 // SAFETY: the pointers in it are numbers to the host.
 unsafe impl Send for Host {}
@@ -173,6 +179,8 @@ impl Host {
             metric_values: BTreeMap::new(),
             outcomes: BTreeMap::new(),
             batch_rows: Vec::new(),
+            usage: Table::new("buffer attributes object"),
+            memory_usage: Vec::new(),
         }
     }
 
@@ -201,6 +209,7 @@ impl Host {
             (self.inputs.kind, self.inputs.live.len()),
             (self.responses.kind, self.responses.live.len()),
             (self.outputs.kind, self.outputs.live.len()),
+            (self.usage.kind, self.usage.live.len()),
         ];
         counts.into_iter().filter(|(_, count)| *count > 0).collect()
     }

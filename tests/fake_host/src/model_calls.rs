@@ -129,6 +129,24 @@ host_calls! { |host|
         host.instances.get(instance)?.state = state;
     }
 
+    fn TRITONBACKEND_ModelReportMemoryUsage(
+        model: *mut TRITONBACKEND_Model, usage: *mut *mut TRITONSERVER_BufferAttributes, count: u32,
+    ) {
+        host.models.get(model)?;
+        let entries = array(usage, u64::from(count));
+        host.memory_usage = entries.into_iter().map(|entry| host.usage.get(entry).copied()).collect::<Result<_, _>>()?;
+    }
+
+    fn TRITONBACKEND_ModelInstanceReportMemoryUsage(
+        instance: *mut TRITONBACKEND_ModelInstance, usage: *mut *mut TRITONSERVER_BufferAttributes,
+        count: u32,
+    ) {
+        host.instances.get(instance)?;
+        for entry in array(usage, u64::from(count)) {
+            host.usage.get(entry)?;
+        }
+    }
+
     fn TRITONBACKEND_ModelInstanceReportStatistics(
         instance: *mut TRITONBACKEND_ModelInstance, request: *mut TRITONBACKEND_Request,
         success: bool, exec_start: u64, compute_start: u64, compute_end: u64, exec_end: u64,

@@ -17,6 +17,8 @@ pub struct Report {
     pub outcomes: Vec<Outcome>,
     /// The rows of each reported batch.
     pub batch_rows: Vec<u64>,
+    /// What the model said last that it occupies: type of memory, its number, bytes.
+    pub memory_usage: Vec<(sys::TRITONSERVER_MemoryType, i64, usize)>,
     /// Every counted call of the host.
     pub calls: Vec<&'static str>,
     /// The call that was failed.

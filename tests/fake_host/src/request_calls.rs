@@ -195,14 +195,19 @@ host_calls! { |host|
         let mut bytes = vec![UNTOUCHED; size + 2 * GUARD];
         let offset = match output.placement {
             Placement::Misaligned => 1,
-            Placement::Aligned | Placement::Gpu => 0,
+            Placement::Aligned | Placement::Gpu | Placement::Device(_) => 0,
         };
         let start = GUARD + bytes.as_ptr().wrapping_add(GUARD).align_offset(16) % 16 - offset;
         let base = bytes.as_mut_ptr().wrapping_add(start);
         let on_gpu = output.placement == Placement::Gpu;
         put(buffer, if on_gpu { cuda::device_pointer(base).cast_mut() } else { base }.cast());
-        put(memory, if on_gpu { TRITONSERVER_MEMORY_GPU } else { TRITONSERVER_MEMORY_CPU });
-        put(memory_id, 0);
+        let (kind, id) = match output.placement {
+            Placement::Gpu => (TRITONSERVER_MEMORY_GPU, 0),
+            Placement::Device(device) => (TRITONSERVER_MEMORY_GPU, device),
+            Placement::Aligned | Placement::Misaligned => (TRITONSERVER_MEMORY_CPU, 0),
+        };
+        put(memory, kind);
+        put(memory_id, id);
         output.buffer = Some(Buffer { memory: bytes, start, size });
     }
 }

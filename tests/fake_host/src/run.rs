@@ -28,6 +28,7 @@ pub fn run(plugin: &Plugin, scenario: &Scenario, fault: Option<Fault>) -> Report
     report.failed_call = fault.and_then(|fault| host.calls.get(fault.call).copied());
     report.leaks = host.alive();
     report.batch_rows = std::mem::take(&mut host.batch_rows);
+    report.memory_usage = std::mem::take(&mut host.memory_usage);
     report.calls = std::mem::take(&mut host.calls);
     report.logs = std::mem::take(&mut host.logs);
     report.misuses = std::mem::take(&mut host.misuses);

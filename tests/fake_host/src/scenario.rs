@@ -75,6 +75,8 @@ pub enum Placement {
     Misaligned,
     /// In GPU memory: see [`FakeCuda`](crate::FakeCuda).
     Gpu,
+    /// In memory of this device that whatever runs there can follow, as it is with a software CUDA device.
+    Device(i64),
 }
 
 /// A request.

@@ -112,6 +112,32 @@ host_calls! { |host|
         host.messages.remove(message)?;
     }
 
+    fn TRITONSERVER_BufferAttributesNew(attributes: *mut *mut TRITONSERVER_BufferAttributes) {
+        put(attributes, host.insert(|host| &mut host.usage, (TRITONSERVER_MEMORY_CPU, 0, 0)));
+    }
+
+    fn TRITONSERVER_BufferAttributesDelete(attributes: *mut TRITONSERVER_BufferAttributes) {
+        host.usage.remove(attributes)?;
+    }
+
+    fn TRITONSERVER_BufferAttributesSetMemoryType(
+        attributes: *mut TRITONSERVER_BufferAttributes, memory: TRITONSERVER_MemoryType,
+    ) {
+        host.usage.get(attributes)?.0 = memory;
+    }
+
+    fn TRITONSERVER_BufferAttributesSetMemoryTypeId(
+        attributes: *mut TRITONSERVER_BufferAttributes, id: i64,
+    ) {
+        host.usage.get(attributes)?.1 = id;
+    }
+
+    fn TRITONSERVER_BufferAttributesSetByteSize(
+        attributes: *mut TRITONSERVER_BufferAttributes, bytes: usize,
+    ) {
+        host.usage.get(attributes)?.2 = bytes;
+    }
+
     fn TRITONSERVER_MetricFamilyNew(
         family: *mut *mut TRITONSERVER_MetricFamily, kind: TRITONSERVER_MetricKind,
         name: *const c_char, _help: *const c_char,
