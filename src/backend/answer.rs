@@ -14,7 +14,7 @@ pub struct Answer<'a> {
     late: Vec<(OutputKind, String)>,
     /// The FP32 outputs that the engine fills, in the order in which the response holds them.
     filled: Vec<(Slot, Value)>,
-    /// `[rows, num_labels]`: the probabilities behind LABEL and SCORE where PROBABILITIES was not asked for.
+    /// `[rows, num_labels]`: the probabilities behind LABEL and SCORE where PROBABILITIES has none on the host.
     probabilities: Vec<f32>,
     /// Tokens of each row that is done.
     token_counts: Vec<i32>,
@@ -23,8 +23,9 @@ pub struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// Makes the outputs of a request of `rows` rows; on an error the request is answered with it.
-    pub fn open(model: &Model, request: Request<'a>, rows: usize) -> Option<Self> {
+    /// Makes the outputs of a request of `rows` rows, which an engine on CUDA device `device` fills if there is one; on
+    /// an error the request is answered with it.
+    pub fn open(model: &Model, device: Option<u32>, request: Request<'a>, rows: usize) -> Option<Self> {
         let wanted = wanted(model, &request);
         let mut answer = Self {
             response: request.respond(),
@@ -35,7 +36,7 @@ impl<'a> Answer<'a> {
             rows,
             missing: rows,
         };
-        match wanted.and_then(|wanted| answer.add_outputs(model, wanted)) {
+        match wanted.and_then(|wanted| answer.add_outputs(model, device, wanted)) {
             Ok(()) => Some(answer),
             Err(error) => {
                 answer.fail(model, error);
@@ -44,7 +45,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    fn add_outputs(&mut self, model: &Model, wanted: Vec<(OutputKind, String)>) -> Result<()> {
+    fn add_outputs(&mut self, model: &Model, device: Option<u32>, wanted: Vec<(OutputKind, String)>) -> Result<()> {
         for (kind, name) in wanted {
             let value = match kind {
                 OutputKind::Embedding => Value::Embedding,
@@ -56,7 +57,11 @@ impl<'a> Answer<'a> {
                 }
             };
             let width = model.config.head.width(value, &model.config.spec);
-            let slot = self.response.add_f32(&name, &shape(model, self.rows, width))?;
+            let shape = shape(model, self.rows, width);
+            let slot = match device {
+                Some(device) => self.response.add_f32_on(device, &name, &shape)?,
+                None => self.response.add_f32(&name, &shape)?,
+            };
             self.filled.push((slot, value));
         }
         let classes = self.late.iter().any(|(kind, _)| *kind != OutputKind::TokenCount);
@@ -68,8 +73,10 @@ impl<'a> Answer<'a> {
         Ok(())
     }
 
+    /// The output whose elements on the host are the probabilities.
     fn probabilities_slot(&self) -> Option<Slot> {
-        self.filled.iter().find(|(_, value)| *value == Value::Probabilities).map(|(slot, _)| *slot)
+        let slots = self.filled.iter().filter(|(_, value)| *value == Value::Probabilities).map(|(slot, _)| *slot);
+        slots.into_iter().find(|slot| self.response.device_address(*slot).is_none())
     }
 
     /// Whether the client has gone away.
@@ -79,6 +86,14 @@ impl<'a> Answer<'a> {
 
     /// Adds a place for each of `rows`, pairs of a row of this request (ascending) and its sequence in the pass.
     pub fn places<'s>(&'s mut self, model: &Model, rows: &[(usize, usize)], outputs: &mut Vec<Output<'s>>) {
+        for &(slot, value) in &self.filled {
+            let Some(address) = self.response.device_address(slot) else { continue };
+            let width = model.config.head.width(value, &model.config.spec);
+            outputs.extend(rows.iter().map(|&(row, sequence)| {
+                let address = address + (row * width * size_of::<f32>()) as u64;
+                Output { sequence, value, slot: engine::Slot::Device { address, len: width } }
+            }));
+        }
         let slots = self.response.all_f32_mut().zip(&self.filled).map(|((_, elements), (_, value))| (*value, elements));
         let own = (!self.probabilities.is_empty()).then_some((Value::Probabilities, &mut self.probabilities[..]));
         for (value, elements) in slots.chain(own) {

@@ -31,7 +31,13 @@ struct Row {
 
 impl<'a> Jobs<'a> {
     /// Opens an answer for each request whose rows all have tokens; the others are answered with their first error.
-    pub fn open(model: &Model, requests: Vec<Request<'a>>, tokens: Vec<Vec<Result<Tokens>>>) -> Self {
+    /// An engine on CUDA device `device`, if there is one, will fill them.
+    pub fn open(
+        model: &Model,
+        device: Option<u32>,
+        requests: Vec<Request<'a>>,
+        tokens: Vec<Vec<Result<Tokens>>>,
+    ) -> Self {
         let mut jobs = Self { answers: Vec::with_capacity(requests.len()), rows: Vec::new() };
         for (request, own) in requests.into_iter().zip(tokens) {
             let own: Vec<Tokens> = match own.into_iter().collect() {
@@ -41,7 +47,7 @@ impl<'a> Jobs<'a> {
                     continue;
                 }
             };
-            let Some(answer) = Answer::open(model, request, own.len()) else { continue };
+            let Some(answer) = Answer::open(model, device, request, own.len()) else { continue };
             if own.is_empty() {
                 answer.send(model, ComputeTimes::since(now_ns()));
                 continue;
@@ -63,7 +69,7 @@ impl<'a> Jobs<'a> {
     pub fn run(&mut self, model: &Model, runs: &mut Runs, start: u64) {
         match runs {
             Runs::Together(passes) => self.run_among_others(model, passes, start),
-            Runs::Alone { runner, batch } => {
+            Runs::Alone { runner, batch, .. } => {
                 let lengths: Vec<usize> = self.rows.iter().map(|row| row.tokens.input_ids.len()).collect();
                 for pass in plan_passes(&lengths, model.max_batch_tokens) {
                     self.run_pass(model, &mut **runner, batch, pass, start);
@@ -137,6 +143,7 @@ impl<'a> Jobs<'a> {
         match result {
             Ok(()) => pass.iter().for_each(|&i| self.row_done(model, i, start)),
             Err(error) => {
+                model.note_failure();
                 let error = Error::from(error);
                 for &i in &pass {
                     self.fail(model, self.rows[i].answer, error.clone());

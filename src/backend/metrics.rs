@@ -24,6 +24,8 @@ pub struct Metrics {
     pub max_batch_tokens: Gauge,
     /// Tokens of each pass.
     pub batch_tokens: Histogram,
+    /// 1 when a CUDA device of the model is lost.
+    pub device_lost: Gauge,
 }
 
 impl Metrics {
@@ -44,6 +46,7 @@ impl Metrics {
             encode_seconds: counter("rust_encode_seconds_total", "Wall time of encoder passes")?,
             max_batch_tokens: Gauge::new("rust_max_batch_tokens", "Tokens that an encoder pass may have", &labels)?,
             batch_tokens: Histogram::new("rust_batch_tokens", "Tokens of an encoder pass", &labels, &BATCH_TOKENS)?,
+            device_lost: Gauge::new("rust_device_lost", "1 when a CUDA device of the model is lost", &labels)?,
         })
     }
 }

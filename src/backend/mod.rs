@@ -26,6 +26,7 @@ use crate::config::triton::TritonConfig;
 use crate::error::{Error, ErrorKind};
 use crate::pool::Pool;
 use conversation::Conversations;
+use engines::cuda_devices;
 use model::Model;
 use runs::Runs;
 use tokenizer::TokenizerModel;
@@ -64,8 +65,11 @@ impl Backend for TextBackend {
         Ok(Self { threads: threads.unwrap_or_else(Pool::default_threads) })
     }
 
+    /// The server takes the first group that it can have: none on a GPU where it sees none.
     fn default_instances(&self) -> Vec<InstanceGroup> {
-        vec![InstanceGroup { kind: Kind::Cpu, count: DEFAULT_INSTANCES, devices: Vec::new() }]
+        let group = |kind, devices| InstanceGroup { kind, count: DEFAULT_INSTANCES, devices };
+        let gpu = cuda_devices().ok().map(|devices| group(Kind::Gpu, devices.into_iter().map(u64::from).collect()));
+        gpu.into_iter().chain([group(Kind::Cpu, Vec::new())]).collect()
     }
 
     fn load_model(&self, handle: &ModelHandle) -> Result<Loaded> {
@@ -95,6 +99,13 @@ impl Backend for TextBackend {
             (Loaded::Encoder(model), Some(instance)) => pipeline::run(model, instance, batch),
             (Loaded::Tokenizer(model), _) => model.run(batch),
             (Loaded::Encoder(_), None) => unreachable!("an encoder's instances have one"),
+        }
+    }
+
+    fn ready(&self, model: &Loaded) -> Result<()> {
+        match model {
+            Loaded::Encoder(model) => Ok(model.ready()?),
+            Loaded::Tokenizer(_) => Ok(()),
         }
     }
 

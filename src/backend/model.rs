@@ -1,8 +1,9 @@
 //! A model: loaded once, shared by its instances.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use triton_abi::{InstanceHandle, Kind, ModelHandle, TokenBudget, log_info, log_warn};
+use triton_abi::{InstanceHandle, Kind, Memory, ModelHandle, TokenBudget, log_error, log_info, log_warn};
 
 use super::conversation::{Conversations, Rules};
 use super::engines::{Engines, Place, cuda_devices};
@@ -50,6 +51,8 @@ pub struct Model {
     pub conversation: Option<Arc<Rules>>,
     /// Its series on the metrics port.
     pub metrics: Metrics,
+    /// Whether the loss of a device was told already.
+    lost: AtomicBool,
 }
 
 impl Model {
@@ -99,6 +102,7 @@ impl Model {
             threads,
             max_batch_tokens,
             config,
+            lost: AtomicBool::new(false),
         })
     }
 
@@ -128,7 +132,12 @@ impl Model {
             let new = || Arc::new(Passes::new(engine, Arc::clone(&self.pool), self.max_batch_tokens));
             Arc::clone(self.passes.get_or_init(new))
         };
-        let mut runs = Runs::new(self.engines.get(place, &self.config)?, together)?;
+        let engine = self.engines.get(place, &self.config)?;
+        let mut runs = Runs::new(Arc::clone(&engine), together)?;
+        if let Some(device) = engine.device().and_then(|device| i32::try_from(device).ok()) {
+            handle.model()?.report_memory(&self.engines.device_memory())?;
+            handle.report_memory(&[(Memory::Gpu(device), runs.device_bytes())])?;
+        }
         let tokens = match &self.tokenizer {
             // The empty text fits any max_length.
             Some(tokenizer) => tokenizer.encode("", self.config.is_pair().then_some(""))?,
@@ -138,6 +147,24 @@ impl Model {
         let width = self.config.head.width(value, &self.config.spec);
         runs.warm(tokens, value, width).map_err(|e| e.context("the first pass"))?;
         Ok(Instance { runs, conversations: self.conversation.as_ref().map(Conversations::new) })
+    }
+
+    /// Whether the model can still answer.
+    ///
+    /// # Errors
+    /// `Internal` when a device of it is lost.
+    pub fn ready(&self) -> Result<()> {
+        self.engines.health()
+    }
+
+    /// After a pass that failed: tells once, in the log and on the metrics port, when a device is lost.
+    pub fn note_failure(&self) {
+        if let Err(error) = self.ready()
+            && !self.lost.swap(true, Ordering::Relaxed)
+        {
+            log_error!("model '{}': {error}", self.name);
+            self.metrics.device_lost.set(1.0);
+        }
     }
 }
 

@@ -35,7 +35,7 @@ pub fn run(model: &Model, instance: &mut Instance, batch: Batch<'_>) {
         conversations.extend(turns, &mut tokens);
     }
     let start = now_ns();
-    let mut jobs = Jobs::open(model, requests, tokens);
+    let mut jobs = Jobs::open(model, instance.runs.device(), requests, tokens);
     jobs.run(model, &mut instance.runs, start);
     if jobs.rows() > 0 {
         report.send(jobs.rows(), ComputeTimes::since(start));

@@ -16,6 +16,8 @@ pub enum Runs {
     Alone {
         /// On the instance's device.
         runner: Box<dyn Runner>,
+        /// The CUDA device, where it is one, whose memory the runner can write to.
+        device: Option<u32>,
         /// The tokens of the current pass; kept for its memory.
         batch: PackedBatch,
     },
@@ -32,13 +34,29 @@ impl Runs {
         if engine.shares_passes() {
             return Ok(Self::Together(passes(engine)));
         }
-        Ok(Self::Alone { runner: engine.runner()?, batch: PackedBatch::new() })
+        Ok(Self::Alone { runner: engine.runner()?, device: engine.device(), batch: PackedBatch::new() })
+    }
+
+    /// The CUDA device on which passes run that can write to its memory.
+    pub fn device(&self) -> Option<u32> {
+        match self {
+            Self::Alone { device, .. } => *device,
+            Self::Together(_) => None,
+        }
+    }
+
+    /// Bytes of that device that the instance has for itself.
+    pub fn device_bytes(&self) -> usize {
+        match self {
+            Self::Alone { runner, .. } => runner.device_bytes(),
+            Self::Together(_) => 0,
+        }
     }
 
     /// Runs one row, of which `value` is asked for.
     pub fn warm(&mut self, tokens: Tokens, value: Value, width: usize) -> Result<()> {
         match self {
-            Self::Alone { runner, batch } => {
+            Self::Alone { runner, batch, .. } => {
                 batch.clear();
                 batch.push(&tokens.input_ids, &tokens.token_type_ids);
                 let mut row = vec![0.0; width];

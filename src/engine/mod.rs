@@ -85,6 +85,11 @@ pub trait Runner: Send {
     /// `Unavailable` when memory ran out: the next smaller pass may work. `Internal` when the result is not finite
     /// or the device failed. The content of the slots is undefined after an error.
     fn run(&mut self, batch: &PackedBatch, outputs: &mut [Output<'_>]) -> Result<()>;
+
+    /// Bytes of the device that the runner has allocated for itself.
+    fn device_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// A place for one row of one output.

@@ -150,6 +150,11 @@ impl Engine for CudaEngine {
         Ok(Box::new(runner::CudaRunner::new(Arc::clone(&self.0))?))
     }
 
+    /// Each instance has a stream of its own, so that copies and work of one overlap those of another.
+    fn shares_passes(&self) -> bool {
+        false
+    }
+
     fn best_pass_tokens(&self) -> usize {
         self.0.pass_tokens
     }

@@ -160,6 +160,10 @@ impl Runner for CudaRunner {
         }
         result
     }
+
+    fn device_bytes(&self) -> usize {
+        self.arena.bytes() + self.block.bytes() + self.workspace.bytes()
+    }
 }
 
 impl CudaModel {
