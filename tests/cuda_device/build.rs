@@ -1,4 +1,5 @@
-//! Builds the stand-in libraries: `libcuda.so` with all kernels, and `libcublasLt.so`.
+//! Builds the stand-in libraries: `libcuda.so` with all kernels, `libcublasLt.so`, and `libcudart_device.so`, which a
+//! server is started with.
 //!
 //! A C++ compiler (`CXX`, else `g++`) is all that is needed. What has not changed is not compiled again.
 
@@ -55,6 +56,7 @@ fn build(root: &Path, out: &Path, kernels: &Path) -> Result<(), String> {
     let cublaslt = ["cublaslt", "gemm"].map(|file| Job::source(native.join(format!("{file}.cpp"))));
     let cublaslt = cublaslt.into_iter().chain([stubs(root, out, "cublaslt")?]).collect();
     compiler.link("libcublasLt.so", cublaslt, &["cuda"])?;
+    compiler.link("libcudart_device.so", vec![Job::source(native.join("cudart.cpp"))], &["cuda"])?;
     Ok(())
 }
 

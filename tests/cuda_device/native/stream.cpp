@@ -230,6 +230,13 @@ API cuStreamIsCapturing(void* handle, int* status) {
   *status = 0;
   return 0;
 }
+API cuStreamGetFlags(void* handle, unsigned* flags) {
+  CALL(cuStreamGetFlags);
+  auto stream = stream_of(handle);
+  if (!stream) return control::refuse(400, "cuStreamGetFlags: no such stream");
+  *flags = stream == context->legacy || stream->blocking ? 0 : 1;
+  return 0;
+}
 API cuStreamGetCtx(void* handle, void** out) {
   CALL(cuStreamGetCtx);
   auto stream = stream_of(handle);

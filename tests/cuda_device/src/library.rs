@@ -5,7 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The directory of the stand-in libraries, for `LD_LIBRARY_PATH` of a server: `libcuda.so`, `libcublasLt.so`.
+/// The directory of the stand-in libraries, for `LD_LIBRARY_PATH` of a server: `libcuda.so`, `libcublasLt.so`, and
+/// `libcudart_device.so` for its `LD_PRELOAD`.
 pub fn directory() -> PathBuf {
     Path::new(env!("OUT_DIR")).join("lib")
 }
