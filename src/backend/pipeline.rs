@@ -30,9 +30,9 @@ pub fn run(model: &Model, instance: &mut Instance, batch: Batch<'_>) {
         }
     };
     let mut tokens = tokenize(model, &inputs);
-    learn(model, &inputs, &tokens);
-    if let Some(conversations) = &mut instance.conversations {
-        conversations.extend(turns, &mut tokens);
+    match &mut instance.conversations {
+        Some(conversations) => conversations.extend(turns, &mut tokens),
+        None => learn(model, &inputs, &tokens),
     }
     let start = now_ns();
     let mut jobs = Jobs::open(model, instance.runs.device(), requests, tokens);
