@@ -34,25 +34,16 @@ __device__ __forceinline__ void copy_rows(T* shared, const T* global, u32 stride
     }
 }
 
-// The A operand of 16 rows from `row` on and columns 16 step .. 16 step + 15.
-template <int D, class T>
-__device__ __forceinline__ void load_a(u32 (&a)[4], const T* shared, u32 row, u32 step) {
-    u32 lane = lane_id();
-    ldmatrix_x4(a, shared + place<D>(row + lane % 16, 2 * step + lane / 16));
+// Where the row that a lane gives to ldmatrix lies within 16 rows, for columns 16 step .. 16 step + 15: of the A operand
+// [16, 16] and of values, whose transpose is two B operands [16, 8]; and of keys, which are two as they are.
+template <int D>
+__device__ __forceinline__ u32 lane_place(u32 step) {
+    return place<D>(lane_id() % 16, 2 * step + lane_id() / 16);
 }
 
-// The B operands key^T of 16 keys from `key` on: two times 8 of them, columns 16 step .. 16 step + 15.
-template <int D, class T>
-__device__ __forceinline__ void load_keys(u32 (&b)[4], const T* shared, u32 key, u32 step) {
-    u32 lane = lane_id();
-    ldmatrix_x4(b, shared + place<D>(key + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
-}
-
-// The B operands of 16 values from `key` on: two times 8 columns, 16 step .. 16 step + 15.
-template <int D, class T>
-__device__ __forceinline__ void load_values(u32 (&b)[4], const T* shared, u32 key, u32 step) {
-    u32 lane = lane_id();
-    ldmatrix_x4_trans(b, shared + place<D>(key + lane % 16, 2 * step + lane / 16));
+template <int D>
+__device__ __forceinline__ u32 lane_place_of_keys(u32 step) {
+    return place<D>(lane_id() % 8 + lane_id() / 16 * 8, 2 * step + lane_id() / 8 % 2);
 }
 
 // The largest and the sum over the four lanes that share a row of an accumulator.
@@ -169,6 +160,10 @@ template <class T, int D, int M, int KEYS, bool LAST>
 __device__ __forceinline__ void attend(Sums<D> (&sums)[M], const u32 (&query)[M][D / 16][4], const T* keys,
                                        const T* values, float factor, u32 valid) {
     float scores[M][KEYS / 8][4];
+    // Addresses of their own for each step, so that only a constant is added to them below.
+    const T* lane_keys[D / 16];
+#pragma unroll
+    for (u32 step = 0; step < D / 16; step++) lane_keys[step] = keys + lane_place_of_keys<D>(step);
 #pragma unroll
     for (u32 n = 0; n < KEYS / 16; n++) {
 #pragma unroll
@@ -180,7 +175,7 @@ __device__ __forceinline__ void attend(Sums<D> (&sums)[M], const u32 (&query)[M]
 #pragma unroll
         for (u32 step = 0; step < D / 16; step++) {
             u32 b[4];
-            load_keys<D>(b, keys, n * 16, step);
+            ldmatrix_x4(b, lane_keys[step] + n * 16 * D);
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 Pair<T>::mma(scores[m][2 * n], query[m][step], {b[0], b[1]});
@@ -193,6 +188,9 @@ __device__ __forceinline__ void attend(Sums<D> (&sums)[M], const u32 (&query)[M]
         if (LAST) mask<KEYS>(scores[m], valid);
         sums[m].template softmax<KEYS>(scores[m], factor);
     }
+    const T* lane_values[D / 16];
+#pragma unroll
+    for (u32 step = 0; step < D / 16; step++) lane_values[step] = values + lane_place<D>(step);
 #pragma unroll
     for (u32 n = 0; n < KEYS / 16; n++) {
         if (LAST && n * 16 >= valid) continue;
@@ -202,7 +200,7 @@ __device__ __forceinline__ void attend(Sums<D> (&sums)[M], const u32 (&query)[M]
 #pragma unroll
         for (u32 step = 0; step < D / 16; step++) {
             u32 b[4];
-            load_values<D>(b, values, n * 16, step);
+            ldmatrix_x4_trans(b, lane_values[step] + n * 16 * D);
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 Pair<T>::mma(sums[m].out[2 * step], a[m], {b[0], b[1]});
@@ -230,7 +228,8 @@ __device__ __forceinline__ void attention(T* context, const T* qkv, const u32* c
     copy_rows<D>(ring + KEYS * D, key + hidden, stride, KEYS, length, threadIdx.x, 128);
     cp_async_commit();
 
-    u32 own = threadIdx.x / 32 * 16 * M;
+    // From lane 0, which tells the compiler that a warp's lanes agree about it.
+    u32 own = shfl_idx_u32(threadIdx.x / 32, 0) * 16 * M;
     u32 rows = own < length - first ? length - first - own : 0;
     u32 a[M][D / 16][4];
     Sums<D> sums[M];
@@ -257,7 +256,7 @@ __device__ __forceinline__ void attention(T* context, const T* qkv, const u32* c
 #pragma unroll
             for (int m = 0; m < M; m++) {
 #pragma unroll
-                for (u32 step = 0; step < D / 16; step++) load_a<D>(a[m][step], queries, own + 16 * m, step);
+                for (u32 step = 0; step < D / 16; step++) ldmatrix_x4(a[m][step], queries + (own + 16 * m) * D + lane_place<D>(step));
             }
         }
         if (done + KEYS <= length) {
@@ -304,7 +303,7 @@ __device__ __forceinline__ void attention_short(T* context, const T* qkv, const 
     for (u32 row = 0; row < length; row += 16) {
         u32 a[1][D / 16][4];
 #pragma unroll
-        for (u32 step = 0; step < D / 16; step++) load_a<D>(a[0][step], queries, row, step);
+        for (u32 step = 0; step < D / 16; step++) ldmatrix_x4(a[0][step], queries + row * D + lane_place<D>(step));
         Sums<D> sums[1];
         sums[0].clear();
         attend<T, D, 1, 64, true>(sums, a, keys, values, scale * LOG2_E, length);

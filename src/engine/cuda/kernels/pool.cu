@@ -9,6 +9,10 @@
 
 #define WARPS 8
 #define COLUMNS 256
+// Where column i of a lane's eight is in shared memory: in different banks both when the lanes write one column each and
+// when columns are read in order.
+#define PLACE(i, lane) ((i) * 36 + (lane))
+#define PLACES (8 * 36)
 
 #define MEAN 0
 #define CLS 1
@@ -46,15 +50,15 @@ __device__ __forceinline__ void pool(const u64* out_address, const u32* sequence
             }
         }
 #pragma unroll
-        for (int i = 0; i < 8; i++) parts[warp * COLUMNS + i * 32 + lane_id()] = x[i];
+        for (int i = 0; i < 8; i++) parts[warp * PLACES + PLACE(i, lane_id())] = x[i];
         __syncthreads();
         column = base + threadIdx.x;
         if (column < hidden) {
-            u32 slot = threadIdx.x % 8 * 32 + threadIdx.x / 8;
+            u32 slot = PLACE(threadIdx.x % 8, threadIdx.x / 8);
             float y = parts[slot];
 #pragma unroll
             for (int w = 1; w < WARPS; w++) {
-                float more = parts[w * COLUMNS + slot];
+                float more = parts[w * PLACES + slot];
                 y = mode == MAX ? fmaxf(y, more) : y + more;
             }
             y *= scale;
@@ -84,7 +88,7 @@ __device__ __forceinline__ void pool(const u64* out_address, const u32* sequence
     extern "C" __global__ void __launch_bounds__(256, 2)                                                               \
         pool_##dt(const u64* out_address, const u32* sequence, const T* hidden_states, const u32* cu_seqlens, u32 n,   \
                   u32 hidden, u32 mode, u32 normalize, u32* not_finite) {                                              \
-        __shared__ float parts[WARPS * COLUMNS];                                                                       \
+        __shared__ float parts[WARPS * PLACES];                                                                        \
         __shared__ double squares[COLUMNS];                                                                            \
         pool<T>(out_address, sequence, hidden_states, cu_seqlens, n, hidden, mode, normalize, not_finite, parts,       \
                 squares);                                                                                              \
@@ -96,6 +100,8 @@ KERNEL(float, f32)
 
 #undef WARPS
 #undef COLUMNS
+#undef PLACE
+#undef PLACES
 #undef MEAN
 #undef CLS
 #undef MAX
