@@ -51,7 +51,8 @@ impl<'a> Answer<'a> {
                 OutputKind::Embedding => Value::Embedding,
                 OutputKind::Logits => Value::Logits,
                 OutputKind::Probabilities => Value::Probabilities,
-                OutputKind::Label | OutputKind::Score | OutputKind::TokenCount => {
+                // The places of windows are no outputs of a model that answers once.
+                _ => {
                     self.late.push((kind, name));
                     continue;
                 }
@@ -181,19 +182,19 @@ impl<'a> Answer<'a> {
 
 /// The outputs to write: those that the client asked for. With a response cache all that are declared, since a cached
 /// answer is given to whoever asks later, for whatever outputs.
-fn wanted(model: &Model, request: &Request<'_>) -> Result<Vec<(OutputKind, String)>> {
+pub(super) fn wanted(model: &Model, request: &Request<'_>) -> Result<Vec<(OutputKind, String)>> {
     let names = if model.response_cache { model.declared.clone() } else { request.requested_outputs()? };
     let kind = |name: &str| model.config.outputs.iter().find(|(_, tensor)| tensor.name == name).map(|(kind, _)| *kind);
     Ok(names.into_iter().filter_map(|name| Some((kind(&name)?, name))).collect())
 }
 
 /// `[rows, width]`, or `[width]` where the model has no batch dimension.
-fn shape(model: &Model, rows: usize, width: usize) -> Vec<i64> {
+pub(super) fn shape(model: &Model, rows: usize, width: usize) -> Vec<i64> {
     if model.batching { vec![rows as i64, width as i64] } else { vec![width as i64] }
 }
 
 /// Index and value of the greatest probability, the first of equals.
-fn best(row: &[f32]) -> (usize, f32) {
+pub(super) fn best(row: &[f32]) -> (usize, f32) {
     let first = (0, row[0]);
     row.iter().copied().enumerate().skip(1).fold(first, |best, next| if next.1 > best.1 { next } else { best })
 }

@@ -5,7 +5,7 @@ use triton_abi::{Error, Request, Result, Texts};
 use super::ids::Ids;
 use super::model::Model;
 use crate::config::triton::TensorDeclaration;
-use crate::tokenize::Tokens;
+use crate::tokenize::{Tokens, Windows};
 
 /// The rows of one request.
 pub enum Inputs {
@@ -53,6 +53,14 @@ impl Inputs {
         match self {
             Self::Texts(texts) => model.budget.estimate(texts.rows() as u64, texts.total_bytes() as u64),
             Self::Ids(ids) => ids.count() as u64,
+        }
+    }
+
+    /// The windows of one row's text; the error names input and row.
+    pub fn windows<'t>(&'t self, model: &'t Model, row: usize, stride: usize) -> Result<Windows<'t>> {
+        match (self, &model.tokenizer) {
+            (Self::Texts(texts), Some(tokenizer)) => Ok(tokenizer.windows(texts.get(row)?.0, stride)?),
+            _ => Err(Error::internal("the model has no tokenizer for texts")),
         }
     }
 

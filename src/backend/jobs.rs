@@ -217,7 +217,7 @@ fn count<'t>(model: &Model, rows: impl Iterator<Item = &'t Tokens>) {
 }
 
 /// Counts a pass.
-fn observe(model: &Model, pass: &Report) {
+pub fn observe(model: &Model, pass: &Report) {
     model.metrics.encode_seconds.add(pass.time.as_secs_f64());
     model.metrics.batch_tokens.observe(pass.tokens as f64);
 }

@@ -15,7 +15,9 @@ mod runs;
 mod sessions;
 #[cfg(test)]
 mod sessions_tests;
+mod stream;
 mod tokenizer;
+mod windows;
 
 use triton_abi::{
     Backend, BackendHandle, Batch, InstanceGroup, InstanceHandle, Kind, ModelHandle, Result, TokenBudget,
@@ -96,7 +98,10 @@ impl Backend for TextBackend {
             batch.drop_cancelled();
         }
         match (model, instance) {
-            (Loaded::Encoder(model), Some(instance)) => pipeline::run(model, instance, batch),
+            (Loaded::Encoder(model), Some(instance)) => match model.config.windows {
+                Some(spec) => windows::run(model, instance, spec, batch),
+                None => pipeline::run(model, instance, batch),
+            },
             (Loaded::Tokenizer(model), _) => model.run(batch),
             (Loaded::Encoder(_), None) => unreachable!("an encoder's instances have one"),
         }

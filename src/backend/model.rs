@@ -8,7 +8,7 @@ use triton_abi::{InstanceHandle, Kind, Memory, ModelHandle, TokenBudget, log_err
 use super::conversation::{Conversations, Rules};
 use super::engines::{Engines, Place, cuda_devices};
 use super::metrics::Metrics;
-use super::passes::Passes;
+use super::passes::{Passes, Row};
 use super::runs::Runs;
 use super::{Instance, labels};
 use crate::config::ModelConfig;
@@ -85,11 +85,13 @@ impl Model {
             config.max_length
         );
         let special_tokens = tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.special_tokens(config.is_pair()));
+        // With windows nothing is cut.
+        let row_tokens = if config.windows.is_some() { usize::MAX } else { config.max_length };
         let metrics = Metrics::new(&name, handle.version()?)?;
         metrics.max_batch_tokens.set(max_batch_tokens as f64);
         Ok(Self {
             metrics,
-            budget: TokenBudget::new(max_batch_tokens, config.max_length, special_tokens),
+            budget: TokenBudget::new(max_batch_tokens, row_tokens, special_tokens),
             batching: triton.max_batch_size() > 0,
             response_cache: triton.response_cache(),
             declared: triton.output_names(),
@@ -145,7 +147,10 @@ impl Model {
         };
         let value = self.config.head.main_value();
         let width = self.config.head.width(value, &self.config.spec);
-        runs.warm(tokens, value, width).map_err(|e| e.context("the first pass"))?;
+        let row = Row { tokens: Arc::new(tokens), values: Arc::new([(value, width)]) };
+        let mut warm = Ok(());
+        runs.run(vec![row], &|_| {}, |done| warm = done.values.map(drop));
+        warm.map_err(|e| e.context("the first pass"))?;
         Ok(Instance { runs, conversations: self.conversation.as_ref().map(Conversations::new) })
     }
 
@@ -229,6 +234,9 @@ fn tokenizer(config: &ModelConfig, file: &TokenizerFile) -> Result<Tokenizer> {
             config.max_length,
             tokenizer.special_tokens(pair)
         )));
+    }
+    if let Some(windows) = config.windows {
+        tokenizer.windows("", windows.stride).map_err(|e| e.within("parameter 'window_stride'"))?;
     }
     Ok(tokenizer)
 }

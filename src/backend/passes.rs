@@ -68,6 +68,20 @@ pub struct Values {
     len: usize,
 }
 
+impl Values {
+    /// The values of each of a pass's rows.
+    pub fn of_rows<'r>(
+        pass: Result<Arc<Vec<f32>>>,
+        rows: impl Iterator<Item = &'r Row>,
+    ) -> impl Iterator<Item = Result<Self>> {
+        rows.scan(0, move |end, row| {
+            let (start, len) = (*end, row.width());
+            *end += len;
+            Some(pass.clone().map(|pass| Self { pass, start, len }))
+        })
+    }
+}
+
 impl std::ops::Deref for Values {
     type Target = [f32];
 
@@ -170,32 +184,38 @@ impl Passes {
             Some(worker) => worker,
             None => Worker { runner: self.engine.runner()?, batch: PackedBatch::new() },
         };
-        worker.batch.clear();
-        for (_, row) in rows {
-            worker.batch.push(&row.tokens.input_ids, &row.tokens.token_type_ids);
-        }
-        let mut values = Vec::new();
-        let len = rows.iter().map(|(_, row)| row.width()).sum();
-        values.try_reserve_exact(len)?;
-        values.resize(len, 0.0);
-        let mut outputs = Vec::new();
-        let mut rest = values.as_mut_slice();
-        for (sequence, (_, row)) in rows.iter().enumerate() {
-            for &(value, width) in row.values.iter() {
-                let (place, others) = rest.split_at_mut(width);
-                rest = others;
-                outputs.push(Output { sequence, value, slot: Slot::Host(place) });
-            }
-        }
+        let rows: Vec<&Row> = rows.iter().map(|(_, row)| row).collect();
         let started = Instant::now();
         // A worker that panicked is not used again.
-        let result = catch("the encoder", || Ok(worker.runner.run(&worker.batch, &mut outputs)));
+        let values = catch("the encoder", || Ok(run_rows(&mut *worker.runner, &mut worker.batch, &rows)));
         observe(&Report { tokens: worker.batch.tokens(), time: started.elapsed() });
-        let result = result?;
+        let values = values?;
         self.lock().idle.push(worker);
-        result?;
-        Ok(values)
+        values
     }
+}
+
+/// Runs one pass over `rows` into host memory; gives the values of all rows, one after another.
+pub fn run_rows(runner: &mut dyn Runner, batch: &mut PackedBatch, rows: &[&Row]) -> Result<Vec<f32>> {
+    batch.clear();
+    for row in rows {
+        batch.push(&row.tokens.input_ids, &row.tokens.token_type_ids);
+    }
+    let mut values = Vec::new();
+    let len = rows.iter().map(|row| row.width()).sum();
+    values.try_reserve_exact(len)?;
+    values.resize(len, 0.0);
+    let mut outputs = Vec::new();
+    let mut rest = values.as_mut_slice();
+    for (sequence, row) in rows.iter().enumerate() {
+        for &(value, width) in row.values.iter() {
+            let (place, others) = rest.split_at_mut(width);
+            rest = others;
+            outputs.push(Output { sequence, value, slot: Slot::Host(place) });
+        }
+    }
+    runner.run(batch, &mut outputs)?;
+    Ok(values)
 }
 
 impl Row {
@@ -262,17 +282,11 @@ struct Pass<'p> {
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
         let mut state = self.passes.lock();
-        let mut start = 0;
-        for ((_, call, index), row) in self.rows.drain(..) {
-            let len = row.width();
-            let values = match &self.result {
-                Ok(pass) => Ok(Values { pass: Arc::clone(pass), start, len }),
-                Err(error) => Err(error.clone()),
-            };
-            start += len;
+        let values = Values::of_rows(self.result.clone(), self.rows.iter().map(|(_, row)| row));
+        for (((_, call, index), _), values) in self.rows.iter().zip(values) {
             // A call that has ended meanwhile does not want them.
-            if let Some(member) = state.calls.get_mut(&call) {
-                member.done.push(Done { row: index, values });
+            if let Some(member) = state.calls.get_mut(call) {
+                member.done.push(Done { row: *index, values });
                 member.wake.notify_one();
             }
         }

@@ -1,14 +1,13 @@
 //! Who runs the passes of an instance.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use triton_abi::Result;
 
-use super::passes::{Passes, Row};
+use super::passes::{Done, Passes, Report, Row, Values, run_rows};
 use crate::batch::PackedBatch;
-use crate::engine::{Engine, Output, Runner, Slot};
-use crate::head::Value;
-use crate::tokenize::Tokens;
+use crate::engine::{Engine, Runner};
 
 /// Who runs the passes of an instance.
 pub enum Runs {
@@ -53,22 +52,24 @@ impl Runs {
         }
     }
 
-    /// Runs one row, of which `value` is asked for.
-    pub fn warm(&mut self, tokens: Tokens, value: Value, width: usize) -> Result<()> {
+    /// Runs the rows of one call, reports each pass that it leads to `observe`, and hands each row to `done` when it was run.
+    pub fn run(&mut self, rows: Vec<Row>, observe: &dyn Fn(&Report), done: impl FnMut(Done)) {
         match self {
             Self::Alone { runner, batch, .. } => {
-                batch.clear();
-                batch.push(&tokens.input_ids, &tokens.token_type_ids);
-                let mut row = vec![0.0; width];
-                Ok(runner.run(batch, &mut [Output { sequence: 0, value, slot: Slot::Host(&mut row) }])?)
+                let started = Instant::now();
+                let pass = run_rows(&mut **runner, batch, &rows.iter().collect::<Vec<_>>());
+                observe(&Report { tokens: batch.tokens(), time: started.elapsed() });
+                Values::of_rows(pass.map(Arc::new), rows.iter())
+                    .enumerate()
+                    .map(|(row, values)| Done { row, values })
+                    .for_each(done);
             }
             Self::Together(passes) => {
-                let row = Row { tokens: Arc::new(tokens), values: Arc::new([(value, width)]) };
-                let mut call = passes.enter(vec![row]);
-                while let Some(done) = call.next(&|_| {}) {
-                    done.into_iter().try_for_each(|done| done.values.map(drop))?;
+                let mut done = done;
+                let mut call = passes.enter(rows);
+                while let Some(some) = call.next(observe) {
+                    some.into_iter().for_each(&mut done);
                 }
-                Ok(())
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use triton_abi::{Batch, ComputeTimes, ModelHandle, Request, Response, Result, TokenBudget, log_info, now_ns};
+use triton_abi::{Batch, ComputeTimes, Error, ModelHandle, Request, Response, Result, TokenBudget, log_info, now_ns};
 
 use super::inputs::TextRows;
 use super::metrics::Metrics;
@@ -44,6 +44,9 @@ impl TokenizerModel {
     ) -> Result<Self> {
         let name = handle.name()?;
         let config = TokenizeConfig::resolve(parameters, &handle.version_directory()?)?;
+        if triton.decoupled() {
+            return Err(Error::unsupported("config.pbtxt: decoupled is not available for task 'tokenize'"));
+        }
         let outputs: Vec<TensorDeclaration> = config.outputs.iter().map(|(_, tensor)| tensor.clone()).collect();
         if handle.is_auto_complete()? {
             triton.auto_complete(&config.inputs, &outputs);

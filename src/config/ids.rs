@@ -42,7 +42,11 @@ impl IdInputs {
                 ))),
             };
         };
-        for (key, given) in [("truncation", parameters.truncation.is_some()), ("text_pair", parameters.text_pair)] {
+        for (key, given) in [
+            ("truncation", parameters.truncation.is_some()),
+            ("text_pair", parameters.text_pair),
+            ("window_stride", parameters.window_stride > 0),
+        ] {
             if given {
                 return Err(Error::invalid(format!(
                     "parameter '{key}' has no meaning for a model that takes {INPUT_IDS}; remove it"

@@ -7,6 +7,7 @@ pub mod sequence;
 pub mod tokenize;
 pub mod tokenizer;
 pub mod triton;
+pub mod windows;
 
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ use ids::IdInputs;
 use parameters::{Parameters, Task};
 use tokenizer::TokenizerFile;
 use triton::{TensorDeclaration, TritonConfig};
+use windows::WindowSpec;
 
 /// A model, described.
 #[derive(Clone, Debug)]
@@ -41,6 +43,8 @@ pub struct ModelConfig {
     pub engine: EngineChoice,
     /// The CUDA device, where the user fixed it.
     pub device: Option<u32>,
+    /// What happens to it instead, where the user wants windows.
+    pub windows: Option<WindowSpec>,
     /// Precision that the user asked for.
     pub dtype: Dtype,
     /// Tokens of one pass, where the user fixed it.
@@ -72,8 +76,14 @@ pub enum OutputKind {
     Label,
     /// FP32 `[1]`: its probability.
     Score,
-    /// INT32 `[1]`: tokens after truncation.
+    /// INT32 `[1]`: tokens after truncation, of all windows where there are some.
     TokenCount,
+    /// INT32 `[1]`: the row of a window in its request.
+    Row,
+    /// INT32 `[1]`: the first character of a window in its text.
+    WindowStart,
+    /// INT32 `[1]`: the character behind its last one.
+    WindowEnd,
 }
 
 impl ModelConfig {
@@ -105,11 +115,14 @@ impl ModelConfig {
             }
         };
         let truncation = tokenizer.as_ref().map_or(Truncation::Error, |tokenizer| tokenizer.truncation);
+        let truncation = parameters.truncation.unwrap_or(truncation);
+        let windows = WindowSpec::resolve(parameters, triton, &head, truncation)?;
         // What the files say of it is about texts.
         let files = directory.max_length.filter(|_| ids.is_none());
         Ok(Self {
             max_length: max_length(parameters, files, &spec, &mut warnings)?,
-            truncation: parameters.truncation.unwrap_or(truncation),
+            truncation,
+            windows,
             engine: parameters.engine,
             device: parameters.device,
             dtype: parameters.dtype.unwrap_or(Dtype::Auto),
@@ -117,7 +130,7 @@ impl ModelConfig {
             threads: parameters.intra_op_thread_count,
             inputs,
             ids,
-            outputs: outputs(parameters, &head, &spec)?,
+            outputs: outputs(parameters, &head, &spec, windows)?,
             spec,
             head,
             labels,
@@ -197,9 +210,10 @@ fn outputs(
     parameters: &Parameters,
     head: &HeadSpec,
     spec: &EncoderSpec,
+    windows: Option<WindowSpec>,
 ) -> Result<Vec<(OutputKind, TensorDeclaration)>> {
-    use OutputKind::{Embedding, Label, Logits, Probabilities, Score, TokenCount};
-    let table: Vec<(OutputKind, &str, &'static str, usize)> = match *head {
+    use OutputKind::{Embedding, Label, Logits, Probabilities, Row, Score, TokenCount, WindowEnd, WindowStart};
+    let mut table: Vec<(OutputKind, &str, &'static str, usize)> = match *head {
         HeadSpec::Embed { .. } => {
             vec![(Embedding, "EMBEDDING", "TYPE_FP32", spec.hidden_size), (TokenCount, "TOKEN_COUNT", "TYPE_INT32", 1)]
         }
@@ -211,6 +225,14 @@ fn outputs(
             (TokenCount, "TOKEN_COUNT", "TYPE_INT32", 1),
         ],
     };
+    match windows.map(|windows| windows.combine) {
+        None => {}
+        Some(Some(_)) => table.retain(|(kind, ..)| *kind != Logits),
+        Some(None) => {
+            let places = [(Row, "ROW"), (WindowStart, "WINDOW_START"), (WindowEnd, "WINDOW_END")];
+            table.extend(places.map(|(kind, name)| (kind, name, "TYPE_INT32", 1)));
+        }
+    }
     let names: Vec<&str> = table.iter().map(|row| row.1).collect();
     let renamed = rename("output_names", &parameters.output_names, &names)?;
     let declared = table.into_iter().zip(renamed);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use super::windows::Combine;
 use crate::engine::{Dtype, EngineChoice};
 use crate::error::{Error, Result};
 use crate::head::Pooling;
@@ -63,6 +64,10 @@ pub struct Parameters {
     pub text_pair: bool,
     /// `max_batch_tokens`.
     pub max_batch_tokens: Option<usize>,
+    /// `window_stride`, tokens; 0 for no windows.
+    pub window_stride: usize,
+    /// `window_combine`.
+    pub window_combine: Option<Combine>,
     /// `intra_op_thread_count`.
     pub intra_op_thread_count: Option<usize>,
     /// `input_names`: our name to the user's.
@@ -106,7 +111,8 @@ impl Parameters {
             "intra_op_thread_count" => self.intra_op_thread_count = Some(at_least(1, value).ok_or_else(bad)?),
             "input_names" => self.input_names = renames(value).ok_or_else(bad)?,
             "output_names" => self.output_names = renames(value).ok_or_else(bad)?,
-            "window_stride" if value == "0" => {}
+            "window_stride" => self.window_stride = at_least(0, value).ok_or_else(bad)?,
+            "window_combine" => self.window_combine = Some(combine(value).ok_or_else(bad)?),
             _ => return Err(Error::unsupported(format!("parameter '{key}' is not available in this version"))),
         }
         Ok(())
@@ -209,6 +215,14 @@ fn truncation(value: &str) -> Option<Truncation> {
     })
 }
 
+fn combine(value: &str) -> Option<Combine> {
+    Some(match value {
+        "mean" => Combine::Mean,
+        "max" => Combine::Max,
+        _ => return None,
+    })
+}
+
 fn at_least(min: usize, value: &str) -> Option<usize> {
     usize::from_str(value).ok().filter(|&n| n >= min)
 }
@@ -286,12 +300,11 @@ mod tests {
 
     #[test]
     fn refuses_by_name_what_is_not_here_yet() {
-        for (key, value) in [("task", "ner"), ("engine", "onnx"), ("dtype", "fp8"), ("window_stride", "64")] {
+        for (key, value) in [("task", "ner"), ("engine", "onnx"), ("dtype", "fp8")] {
             let error = one(key, value).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Unsupported);
             assert!(error.message.contains(key) && error.message.contains("this version"), "{error}");
         }
-        assert!(one("window_stride", "0").is_ok());
     }
 
     #[test]

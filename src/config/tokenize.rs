@@ -54,6 +54,8 @@ impl TokenizeConfig {
             ("pooling", parameters.pooling.is_some()),
             ("normalize", parameters.normalize.is_some()),
             ("max_batch_tokens", parameters.max_batch_tokens.is_some()),
+            ("window_stride", parameters.window_stride > 0),
+            ("window_combine", parameters.window_combine.is_some()),
         ] {
             if given {
                 return Err(Error::invalid(format!("parameter '{key}' has no meaning for task 'tokenize'; remove it")));

@@ -102,6 +102,11 @@ impl TritonConfig {
         inputs.for_each(|tensor| tensor["allow_ragged_batch"] = json!(true));
     }
 
+    /// Whether `model_transaction_policy { decoupled: true }`.
+    pub fn decoupled(&self) -> bool {
+        self.0["model_transaction_policy"]["decoupled"].as_bool().unwrap_or(false)
+    }
+
     /// The names of the declared outputs, in config.pbtxt's order.
     pub fn output_names(&self) -> Vec<String> {
         self.list("output").iter().map(|t| name(t).to_owned()).collect()
@@ -160,9 +165,6 @@ impl TritonConfig {
             if !self.list("input").iter().any(|t| name(t) == wanted.name) {
                 return Err(Error::invalid(format!("config.pbtxt: declare the input {wanted}")));
             }
-        }
-        if self.0["model_transaction_policy"]["decoupled"].as_bool() == Some(true) {
-            return Err(Error::unsupported("config.pbtxt: decoupled is not available in this version"));
         }
         Ok(())
     }
@@ -280,13 +282,5 @@ mod tests {
             let error = config.validate(&inputs, &outputs).unwrap_err();
             assert!(error.message.contains(words), "{error}");
         }
-    }
-
-    #[test]
-    fn decoupled_is_refused_by_name() {
-        let (inputs, outputs) = tensors();
-        let mut config = config(r#"{"model_transaction_policy":{"decoupled":true}}"#);
-        config.auto_complete(&inputs, &outputs);
-        assert!(config.validate(&inputs, &outputs).unwrap_err().message.contains("decoupled"));
     }
 }

@@ -157,7 +157,7 @@ impl Boundaries {
     }
 
     /// How many bytes of white space `text` starts with.
-    fn silent_start(&self, text: &str) -> usize {
+    pub(super) fn silent_start(&self, text: &str) -> usize {
         let mut chars = text.char_indices().peekable();
         while let Some((at, c)) = chars.next() {
             let goes = self.class(c) & SILENT != 0 && chars.peek().is_none_or(|&(_, next)| self.can_cut(c, next));
@@ -169,7 +169,7 @@ impl Boundaries {
     }
 
     /// How many bytes of white space `text` ends with.
-    fn silent_end(&self, text: &str) -> usize {
+    pub(super) fn silent_end(&self, text: &str) -> usize {
         let mut chars = text.char_indices().rev().peekable();
         while let Some((at, c)) = chars.next() {
             let goes = self.class(c) & SILENT != 0 && chars.peek().is_none_or(|&(_, before)| self.can_cut(before, c));

@@ -21,6 +21,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod windows;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -32,6 +33,7 @@ use boundaries::Boundaries;
 use read::{Reader, longest_first};
 use template::Template;
 pub use turns::TurnLayout;
+pub use windows::{Window, Windows};
 
 /// The file that holds a tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -159,9 +161,8 @@ impl Tokenizer {
     }
 
     fn encode_guarded(&self, text: &str, pair: Option<&str>, spans: bool) -> Result<(Tokens, Vec<Span>)> {
-        // Nothing that a panic could leave half done is used again: all state is the call's own.
-        catch_unwind(AssertUnwindSafe(|| self.encode_unguarded(text, pair, spans)))
-            .unwrap_or_else(|_| Err(Error::internal("the tokenizer failed on the text")))
+        // All state is the call's own.
+        guarded(|| self.encode_unguarded(text, pair, spans))
     }
 
     fn encode_unguarded(&self, text: &str, pair: Option<&str>, spans: bool) -> Result<(Tokens, Vec<Span>)> {
@@ -223,4 +224,9 @@ impl Tokenizer {
     pub fn special_tokens(&self, pair: bool) -> usize {
         if pair { self.pair.special_tokens() } else { self.single.special_tokens() }
     }
+}
+
+/// A panic of the crate becomes an error. What `work` may leave half done is not to be used after one.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Error::internal("the tokenizer failed on the text")))
 }

@@ -1,8 +1,10 @@
 //! Reading a text only as far as its tokens are needed.
 
+use std::borrow::Cow;
+
 use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizer};
 
-use super::{Span, Tokenizer, Truncation};
+use super::{Span, Tokenizer, Truncation, WINDOW};
 use crate::error::{Error, Result};
 
 /// Tokens counted at most to tell which text of a pair is the longer one.
@@ -63,6 +65,27 @@ impl<'t> Reader<'t> {
         (self.ids, spans)
     }
 
+    /// The first `most` tokens that were read and are kept, and their places.
+    pub(super) fn first(&self, most: usize) -> (&[u32], &[Span]) {
+        let spans = self.spans.as_ref().map_or(&[][..], |spans| &spans.kept);
+        (&self.ids[..most.min(self.ids.len())], &spans[..most.min(spans.len())])
+    }
+
+    /// Forgets the first `tokens` of those, as if the text began behind them.
+    pub(super) fn forget(&mut self, tokens: usize) {
+        self.ids.drain(..tokens);
+        if let Some(spans) = &mut self.spans {
+            spans.kept.drain(..tokens);
+        }
+        self.count -= tokens;
+    }
+
+    /// What is not read yet.
+    #[cfg(test)]
+    pub(super) fn rest(&self) -> &'t str {
+        self.rest
+    }
+
     /// Reads until there are more than `tokens`, or the text ends.
     pub(super) fn read_past(&mut self, tokens: usize) -> Result<()> {
         while self.count <= tokens && !self.finished {
@@ -90,7 +113,14 @@ impl<'t> Reader<'t> {
                 (rest, whole)
             };
             self.finished = self.rest.is_empty();
-            self.read_piece(&piece, whole)?;
+            match &piece {
+                Cow::Owned(word) if self.spans.is_some() && whole.len() > WINDOW => {
+                    let silent = boundaries.silent_start(whole)..whole.len() - boundaries.silent_end(whole);
+                    let character = |byte| whole[..byte].chars().count();
+                    self.read_spans(word, whole, Some((character(silent.start), character(silent.end))))?;
+                }
+                _ => self.read_piece(&piece, whole)?,
+            }
         }
         Ok(())
     }
@@ -98,7 +128,7 @@ impl<'t> Reader<'t> {
     /// Reads a piece, which stands for the part `whole` of the text.
     fn read_piece(&mut self, piece: &str, whole: &str) -> Result<()> {
         if self.spans.is_some() {
-            return self.read_spans(whole);
+            return self.read_spans(whole, whole, None);
         }
         let pipeline = &self.tokenizer.pipeline;
         if let Some(words) = self.tokenizer.ascii.as_ref().and_then(|ascii| ascii.words(piece)) {
@@ -121,14 +151,16 @@ impl<'t> Reader<'t> {
         Ok(())
     }
 
-    /// As [`Reader::read_piece`], with the places of the tokens; the crate's own way through its pipeline keeps them.
-    fn read_spans(&mut self, whole: &str) -> Result<()> {
-        let encoding = self.tokenizer.pipeline.encode_char_offsets(whole, false).map_err(failed)?;
+    /// As [`Reader::read_piece`], with the places of the tokens; the crate's own way through its pipeline keeps them. A
+    /// `word` of thousands of characters is read from a shorter piece, and each of its tokens stands for all of it.
+    fn read_spans(&mut self, piece: &str, whole: &str, word: Option<Span>) -> Result<()> {
+        let encoding = self.tokenizer.pipeline.encode_char_offsets(piece, false).map_err(failed)?;
         let free = self.keep - self.ids.len();
         if let Some(spans) = &mut self.spans {
             let characters = whole.chars().count();
             let start = if self.from_end { spans.at - characters } else { spans.at };
-            let places = encoding.get_offsets().iter().map(|&(from, to)| (start + from, start + to));
+            let own = encoding.get_offsets().iter().map(|&own| word.unwrap_or(own));
+            let places = own.map(|(from, to)| (start + from, start + to));
             if self.from_end {
                 spans.at = start;
                 spans.kept.extend(places.rev().take(free));

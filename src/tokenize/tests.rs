@@ -85,10 +85,10 @@ impl Whole {
 }
 
 /// SplitMix64: small, seeded, the same everywhere.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -110,7 +110,7 @@ impl Random {
     }
 
     /// A mixture of what is awkward, of about `parts` parts.
-    fn text(&mut self, parts: usize, extra: &[&str]) -> String {
+    pub(super) fn text(&mut self, parts: usize, extra: &[&str]) -> String {
         let mut text = String::new();
         let plain = self.below(3) == 0;
         for _ in 0..self.below(parts + 1) {

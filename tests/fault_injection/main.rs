@@ -24,7 +24,7 @@ fn texts(texts: &[&str], outputs: &[&str]) -> RequestSpec {
 fn config(name: &str, more: &str) -> String {
     format!(
         r#"{{"name":"{name}","platform":"","backend":"rust","version_policy":{{"latest":{{"num_versions":1}}}},
-            "max_batch_size":0,"input":[],"output":[],"instance_group":[],"parameters":{{}}{more}}}"#
+            "max_batch_size":0,"input":[],"output":[],"instance_group":[]{more}}}"#
     )
 }
 
@@ -98,6 +98,59 @@ fn an_encoder_with_a_response_cache_survives_every_failing_call() {
             assert_eq!(answer.error.is_none(), cacheable, "{:?}: {answer:?}", report.failed_call);
         }
     });
+}
+
+/// Windows of six tokens beside the special ones, of which two are shared with the next, and two windows to a pass.
+const WINDOWS: &str = r#","parameters":{"max_length":{"string_value":"8"},"window_stride":{"string_value":"2"},
+    "max_batch_tokens":{"string_value":"16"}}"#;
+/// Fourteen tokens: windows from the tokens 0, 4 and 8 on.
+const LONG: &str = "a good film is not a bad book the film is a good book";
+
+#[test]
+fn a_model_that_combines_windows_survives_every_failing_call() {
+    fake_cuda();
+    let (_directory, scenario) = scenario(model::write_classifier, WINDOWS);
+    let scenario = scenario.batch([
+        texts(&[LONG, "good"], &["PROBABILITIES", "LABEL", "TOKEN_COUNT"]).placed(Placement::Misaligned),
+        RequestSpec::new(InputSpec::texts("TEXT", &[LONG.as_bytes(), b"\xff"]), &["LABEL"]),
+        texts(&["gone"], &["LABEL"]).cancelled(),
+        texts(&["good"], &["PROBABILITIES"]).placed(Placement::Gpu),
+    ]);
+    let clean = run(&plugin(), &scenario, None);
+    assert_eq!(clean.answer(0).i32s("TOKEN_COUNT"), [8 + 8 + 8, 3]);
+    assert_eq!(clean.answer(0).f32s("PROBABILITIES")[3..], clean.answer(3).f32s("PROBABILITIES"));
+    assert_eq!(clean.answer(1).code(), Some(sys::TRITONSERVER_ERROR_INVALID_ARG));
+    sweep(&plugin(), &scenario, sys::TRITONSERVER_ERROR_INTERNAL, no_panic);
+}
+
+#[test]
+fn a_model_that_streams_windows_survives_every_failing_call() {
+    fake_cuda();
+    let stream = format!(r#"{WINDOWS},"model_transaction_policy":{{"decoupled":true}}"#);
+    let (_directory, scenario) = scenario(model::write_classifier, &stream);
+    let all = ["LOGITS", "PROBABILITIES", "LABEL", "SCORE", "TOKEN_COUNT", "ROW", "WINDOW_START", "WINDOW_END"];
+    let scenario = scenario.batch([
+        texts(&[LONG, "good"], &all).decoupled().placed(Placement::Misaligned),
+        RequestSpec::new(InputSpec::texts("TEXT", &[LONG.as_bytes(), b"\xff"]), &all).decoupled(),
+        texts(&[LONG, LONG], &["ROW"]).decoupled().cancelled_after(2),
+        texts(&["bad"], &["LOGITS"]).decoupled().placed(Placement::Gpu),
+    ]);
+    let clean = run(&plugin(), &scenario, None);
+    let numbers = |number: usize, name: &str| -> Vec<i32> {
+        let outcome = &clean.outcomes[number];
+        outcome.parts.iter().chain(&outcome.answers).flat_map(|answer| answer.i32s(name)).collect()
+    };
+    assert_eq!(numbers(0, "ROW"), [1, 0, 0, 0], "the short row is done first");
+    assert_eq!(numbers(0, "WINDOW_START"), [0, 0, 15, 30]);
+    assert_eq!(numbers(0, "WINDOW_END"), [4, 20, 38, 53]);
+    assert_eq!(numbers(0, "TOKEN_COUNT"), [3, 8, 8, 8]);
+    assert_eq!(clean.outcomes[1].parts.len(), 0);
+    assert_eq!(clean.answer(1).code(), Some(sys::TRITONSERVER_ERROR_INVALID_ARG));
+    assert!((2..6).contains(&clean.outcomes[2].parts.len()), "{}", clean.outcomes[2].parts.len());
+    assert_eq!(clean.answer(2).code(), Some(sys::TRITONSERVER_ERROR_CANCELLED));
+    for code in [sys::TRITONSERVER_ERROR_INTERNAL, sys::TRITONSERVER_ERROR_UNAVAILABLE] {
+        sweep(&plugin(), &scenario, code, no_panic);
+    }
 }
 
 #[test]

@@ -319,7 +319,7 @@ mod tests {
     fn buckets_hold_their_rows_and_are_few() {
         for rows in 1..20_000 {
             let bucket = bucket(rows);
-            assert!(bucket >= rows && bucket % 16 == 0 && bucket - rows < 256);
+            assert!(bucket >= rows && bucket.is_multiple_of(16) && bucket - rows < 256);
             assert!(rows < 128 || bucket as f64 / (rows as f64) < 1.5);
         }
         let all: Vec<usize> = buckets(16_384).collect();
