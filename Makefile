@@ -10,6 +10,8 @@ PREFIX ?= build/backends
 PYTHON ?= python3
 IMAGE ?=
 TESTS ?= tests
+NAME ?= sentiment
+PERF ?= --concurrency-range 1:4
 ROUNDS ?= 5
 SECONDS ?= 2
 
@@ -48,6 +50,8 @@ help: ## Show this list
 	    PREFIX        'where install lays rust/ ($(PREFIX))' \
 	    IMAGE         'the image of test-container, nvcr.io/nvidia/tritonserver:<yy.mm>-py3' \
 	    TESTS         'what test-served runs ($(TESTS))' \
+	    NAME          'of perf: the model ($(NAME))' \
+	    PERF          'of perf: arguments of perf_analyzer ($(PERF))' \
 	    ROUNDS        'of bench-served: how often everybody is measured ($(ROUNDS))' \
 	    SECONDS       'of bench-served: how long each time ($(SECONDS))'
 
@@ -86,6 +90,11 @@ serve: install $(if $(MODEL)$(MODEL_REPO),,models) ## Serve the models on 127.0.
 .PHONY: demo
 demo: deps ## Send a few texts to the server that `make serve` runs in another terminal
 	@$(PY) scripts/demo.py
+
+# All that perf_analyzer takes: make perf NAME=windows_stream PERF='-i grpc --streaming'
+.PHONY: perf
+perf: deps ## NVIDIA's perf_analyzer on the running server (NAME=sentiment PERF='--concurrency-range 1:4')
+	@$(PY) scripts/perf_analyzer.py -m '$(NAME)' $(PERF)
 
 .PHONY: check
 check: deps ## Formatting, lints and documentation, warnings are errors

@@ -138,12 +138,17 @@ def print_models(port):
 
 def curl(port, model):
     """A command line that asks `model`, ready to paste."""
+    url = f"http://127.0.0.1:{port}/v2/models/{model['name']}"
+    policy = ask(port, f"/v2/models/{model['name']}/config").get("model_transaction_policy", {})
+    if policy.get("decoupled"):
+        body = json.dumps({tensor["name"]: EXAMPLE for tensor in model["inputs"]})
+        return f"curl -sN {url}/generate_stream -d {shlex.quote(body)}"
     inputs = []
     for tensor in model["inputs"]:
         shape = [1 if size < 0 else size for size in tensor["shape"]]
         inputs.append({"name": tensor["name"], "shape": shape, "datatype": "BYTES", "data": [EXAMPLE]})
     body = json.dumps({"inputs": inputs})
-    return f"curl -s http://127.0.0.1:{port}/v2/models/{model['name']}/infer -d {shlex.quote(body)}"
+    return f"curl -s {url}/infer -d {shlex.quote(body)}"
 
 
 def takes_text(model):

@@ -121,6 +121,18 @@ def test_make_serve_shows_the_models_and_a_curl_that_works_and_ctrl_c_ends_it_wi
     assert make.exit_code() == 0, make.text
 
 
+def test_the_curl_for_a_decoupled_model_streams(terminal, ports, new_repository):
+    models = new_repository()
+    decoupled = "model_transaction_policy { decoupled: true }"
+    models.add("stream", "embed_mean", {"max_length": 8, "window_stride": 2}, decoupled)
+    make = terminal("make", "serve", f"MODEL_REPO={models}", **ports)
+    command = re.search(r"^curl .*$", make.read_until("Ctrl-C stops the server."), re.M)[0]
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert answer.count("data: {") > 1 and "WINDOW_END" in answer
+    make.type(b"\x03")
+    assert make.exit_code() == 0, make.text
+
+
 def test_any_hugging_face_directory_is_served(terminal, ports):
     directory = repository.directory("classify_three")
     make = terminal("make", "serve", f"MODEL={directory}", **ports)
