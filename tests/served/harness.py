@@ -4,6 +4,7 @@ import gc
 import http.client
 import json
 import os
+import queue
 import re
 import signal
 import socket
@@ -230,6 +231,39 @@ class Server(Endpoint):
     def mapped_files(self):
         lines = Path(f"/proc/{self.process.pid}/maps").read_text().splitlines()
         return {line.split(None, 5)[5] for line in lines if len(line.split(None, 5)) == 6}
+
+
+def stream(server, model, texts, outputs=None, **more):
+    """Asks a decoupled model over a gRPC stream. Returns (responses, error): name -> array of each response, and what
+    ended the request if it was no success."""
+    client = tritonclient.grpc.InferenceServerClient(server.grpc)
+    got = queue.Queue()
+    try:
+        client.start_stream(lambda result, error: got.put((result, error)))
+        send_stream(client, model, texts, outputs, **more)
+        responses = []
+        while True:
+            result, error = got.get(timeout=60)
+            if error is not None:
+                return responses, error
+            answer = result.get_response()
+            if answer.outputs:
+                responses.append({output.name: result.as_numpy(output.name) for output in answer.outputs})
+            if answer.parameters["triton_final_response"].bool_param:
+                return responses, None
+    finally:
+        client.stop_stream()
+        client.close()
+
+
+def send_stream(client, model, texts, outputs=None, **more):
+    """Sends `texts` over the stream that `client` has open."""
+    texts = as_bytes(texts)
+    tensor = tritonclient.grpc.InferInput("TEXT", list(texts.shape), "BYTES")
+    tensor.set_data_from_numpy(texts)
+    if outputs is not None:
+        outputs = [tritonclient.grpc.InferRequestedOutput(name) for name in outputs]
+    client.async_stream_infer(model, [tensor], outputs=outputs, **more)
 
 
 def concurrently(function, items, threads=None):

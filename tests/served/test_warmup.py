@@ -4,6 +4,7 @@ A sample that fails is not among the tests: core 2.51 may then crash where it st
 (TritonBackendThread::StopBackendThread), whatever the backend.
 """
 
+import json
 import struct
 
 import pytest
@@ -14,26 +15,68 @@ SAMPLE = """model_warmup [{ name: "%s" batch_size: %d count: %d
   inputs { key: "TEXT" value { data_type: TYPE_STRING dims: [ 1 ] %s } } }]"""
 
 
+ONE_INSTANCE = " instance_group [{ count: 1 kind: KIND_CPU }]"
+DECOUPLED = " model_transaction_policy { decoupled: true }"
+
+# name -> texts and tokens that its warm-up has. Zero and random data of a string are the empty text, of two tokens.
+WARMED = {"zero": (12, 24), "random": (1, 2), "file": (2, 16), "stages": (12, 24), "stream": (2, 4), "none": (0, 0)}
+
+
+def spoil(version, ending):
+    """Makes a number of the tensor whose name ends so NaN."""
+    file = version / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    name = next(name for name in header if name.endswith(ending))
+    place = start + header[name]["data_offsets"][0]
+    data[place : place + 4] = struct.pack("<f", float("nan"))
+    file.unlink()  # it may be a link
+    file.write_bytes(data)
+
+
 @pytest.fixture(scope="module")
 def server(serve, new_repository):
+    stages = [SAMPLE % (f"stage {rows}", rows, 2, "zero_data: true") for rows in (1, 5)]
+    zero = SAMPLE % ("zero", 2, 1, "zero_data: true")
     models = new_repository()
-    models.add("zero", "embed_mean", text=SAMPLE % ("zero", 4, 3, "zero_data: true"))
-    models.add("random", "embed_mean", text=SAMPLE % ("random", 1, 1, "random_data: true"))
-    models.add("file", "embed_mean", text=SAMPLE % ("file", 1, 2, 'input_data_file: "texts"'))
-    sample = "a sentence to warm up with".encode()
+    for name, parameters, text in (
+        ("zero", {}, SAMPLE % ("zero", 4, 3, "zero_data: true")),
+        ("random", {}, SAMPLE % ("random", 1, 1, "random_data: true")),
+        ("file", {}, SAMPLE % ("file", 1, 2, 'input_data_file: "texts"')),
+        ("stages", {}, "\n".join(stages)),
+        ("stream", {"max_length": 8, "window_stride": 2}, zero + DECOUPLED),
+        ("none", {}, ""),
+    ):
+        models.add(name, "embed_mean", parameters, text + ONE_INSTANCE)
+    sample = "the of and in to was".encode()
     (models.path / "file" / "warmup").mkdir()
     (models.path / "file" / "warmup" / "texts").write_bytes(struct.pack("<I", len(sample)) + sample)
-    models.add("none", "embed_mean")
-    one = "instance_group [{ count: 1 kind: KIND_CPU }]"
+    spoil(models.add("spoilt", "embed_mean"), "embeddings.LayerNorm.weight")
     waits = "dynamic_batching { preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 4000000 }"
-    models.add("batches", "embed_mean", text=f"max_batch_size: 64\n{one}\n{waits}")
-    return serve(models)
+    models.add("batches", "embed_mean", text=f"max_batch_size: 64 {ONE_INSTANCE} {waits}")
+    server = serve(models)
+    counters = ("rust_texts_total", "rust_tokens_total")
+    server.warmed = {name: tuple(server.metric(counter, model=name) for counter in counters) for name in WARMED}
+    return server
 
 
 @pytest.mark.parametrize("name", ["zero", "random", "file"])
 def test_warm_up_samples_run_and_the_model_serves(server, name, protocol):
     assert server.index()[name] == ("READY", "")
     assert server.infer(name, ["hello"], protocol=protocol)["EMBEDDING"].shape == (1, 64)
+
+
+@pytest.mark.parametrize("name", WARMED)
+def test_every_sample_runs_as_often_as_it_says_before_the_model_is_ready(server, name):
+    assert server.index()[name] == ("READY", "")
+    assert server.warmed[name] == WARMED[name]
+
+
+def test_no_model_is_ready_before_a_pass_has_run_whatever_its_warm_up(server):
+    """What only shows when the encoder runs keeps a model without any model_warmup from becoming ready."""
+    state, reason = server.index()["spoilt"]
+    assert state == "UNAVAILABLE" and "the first pass" in reason, reason
 
 
 def test_warm_up_is_not_counted_as_requests(server):
