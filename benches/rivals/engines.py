@@ -1,7 +1,7 @@
 """What the Python-backend rivals share: reading texts, tokenizing, and sessions of ONNX Runtime and OpenVINO.
 
 A rival is a model.py beside this file; served.py copies both into the model's version directory. Its parameters in
-config.pbtxt: `engine` (onnx or openvino), `model` (a file of bert_onnx.py), `tokenizer` (tokenizer.json), `threads`,
+config.pbtxt: `engine` (onnx or openvino), `model` (a file of rival_onnx.py), `tokenizer` (tokenizer.json), `threads`,
 `precision` (of OpenVINO).
 """
 

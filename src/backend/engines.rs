@@ -5,9 +5,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use triton_abi::{Kind, Memory};
+use triton_abi::{Kind, Memory, log_error, log_verbose, log_warn, plugin_directory};
 
 use crate::config::ModelConfig;
+use crate::engine::onnx::{self, LogLevel, OnnxOptions};
 use crate::engine::{Engine, EngineChoice, cpu};
 use crate::error::{Error, Result};
 use crate::model::{Checkpoint, Weights, bert};
@@ -20,13 +21,15 @@ pub enum Place {
     Cpu,
     /// On the CUDA device of this number.
     Cuda(u32),
+    /// By ONNX Runtime, on the processor or on the CUDA device of this number.
+    Onnx(Option<u32>),
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cpu => f.write_str("the CPU"),
-            Self::Cuda(device) => write!(f, "CUDA device {device}"),
+            Self::Cpu | Self::Onnx(None) => f.write_str("the CPU"),
+            Self::Cuda(device) | Self::Onnx(Some(device)) => write!(f, "CUDA device {device}"),
         }
     }
 }
@@ -47,6 +50,9 @@ impl Place {
         let device = if kind == Kind::Gpu { own } else { fixed.unwrap_or(0) };
         let asked = match (engine, kind) {
             (EngineChoice::Cpu, _) | (EngineChoice::Auto, Kind::Cpu) => return Ok(Self::Cpu),
+            // Which of its providers there are is ONNX Runtime's to say.
+            (EngineChoice::Onnx, Kind::Gpu) => return Ok(Self::Onnx(Some(own))),
+            (EngineChoice::Onnx, Kind::Cpu | Kind::Model) => return Ok(Self::Onnx(None)),
             (EngineChoice::Auto, Kind::Model) if fixed.is_none() => {
                 return Ok(cuda().ok().and_then(|devices| devices.first().copied()).map_or(Self::Cpu, Self::Cuda));
             }
@@ -134,15 +140,31 @@ impl Engines {
 
     /// The checkpoint is unmapped when its weights are packed or on their device.
     fn load(&self, place: Place, config: &ModelConfig) -> Result<Arc<dyn Engine>> {
+        if let Place::Onnx(device) = place {
+            return self.load_onnx(device, config);
+        }
         let checkpoint = Checkpoint::open(&self.directory)?;
         let weights = bert::weights(&checkpoint, &config.spec, &config.head)?;
-        match place {
-            Place::Cpu => {
-                let options = cpu::CpuOptions { dtype: config.dtype, threads: self.threads };
-                cpu::load(&config.spec, &config.head, &weights, options, Arc::clone(&self.pool))
-            }
-            Place::Cuda(device) => load_cuda(config, &weights, device),
+        if let Place::Cuda(device) = place {
+            return load_cuda(config, &weights, device);
         }
+        let options = cpu::CpuOptions { dtype: config.dtype, threads: self.threads };
+        cpu::load(&config.spec, &config.head, &weights, options, Arc::clone(&self.pool))
+    }
+
+    fn load_onnx(&self, device: Option<u32>, config: &ModelConfig) -> Result<Arc<dyn Engine>> {
+        let options = OnnxOptions {
+            library: plugin_directory().map_err(|e| Error::internal(e.message()))?,
+            pool_threads: self.pool.threads(),
+            own_threads: config.threads.map(|_| self.threads),
+            device,
+            log: |level, text| match level {
+                LogLevel::Error | LogLevel::Fatal => log_error!("ONNX Runtime: {text}"),
+                LogLevel::Warning => log_warn!("ONNX Runtime: {text}"),
+                LogLevel::Info | LogLevel::Verbose => log_verbose!("ONNX Runtime: {text}"),
+            },
+        };
+        onnx::load(&self.directory, &config.spec, &config.head, config.pad_token_id, &options)
     }
 }
 
@@ -191,6 +213,14 @@ mod tests {
         assert_eq!(place(Cuda, Some(2), Kind::Cpu, 0), Ok(Place::Cuda(2)));
         assert_eq!(place(Auto, Some(2), Kind::Model, 0), Ok(Place::Cuda(2)));
         assert_eq!(place(Cuda, Some(2), Kind::Gpu, 2), Ok(Place::Cuda(2)));
+    }
+
+    #[test]
+    fn onnx_runtime_is_asked_whether_it_has_a_gpu() {
+        use EngineChoice::Onnx;
+        assert_eq!(without_cuda(Onnx, Kind::Cpu), Ok(Place::Onnx(None)));
+        assert_eq!(without_cuda(Onnx, Kind::Model), Ok(Place::Onnx(None)));
+        assert_eq!(place(Onnx, None, Kind::Gpu, 2), Ok(Place::Onnx(Some(2))));
     }
 
     #[test]

@@ -69,6 +69,12 @@ impl Directory {
         )))
     }
 
+    /// Whether there is a model.onnx and no checkpoint.
+    pub fn has_onnx_alone(&self) -> bool {
+        let has = |name: &str| self.encoder.join(name).exists();
+        has("model.onnx") && !has("model.safetensors") && !has("model.safetensors.index.json")
+    }
+
     /// The first of `architectures`, or "".
     pub fn architecture(&self) -> &str {
         self.config["architectures"][0].as_str().unwrap_or("")

@@ -59,6 +59,8 @@ pub struct ModelConfig {
     pub outputs: Vec<(OutputKind, TensorDeclaration)>,
     /// tokenizer.json, as the reference loads it; `None` where the clients tokenize.
     pub tokenizer: Option<TokenizerFile>,
+    /// The id of padding, which only an engine that pads looks at.
+    pub pad_token_id: u32,
     /// What deserves a WARN at load.
     pub warnings: Vec<String>,
 }
@@ -102,9 +104,7 @@ impl ModelConfig {
             Task::Classify => classify_head(parameters, directory)?,
             Task::Tokenize => return Err(Error::internal("a tokenizer has no encoder")),
         };
-        if parameters.engine == EngineChoice::Cpu && parameters.device.is_some() {
-            return Err(Error::invalid("parameter 'device' has no meaning for engine 'cpu'; remove it"));
-        }
+        let engine = engine(parameters, directory)?;
         let mut warnings = Vec::new();
         let model_type = directory.config["model_type"].as_str().unwrap_or("");
         let (tokenizer, ids, inputs) = match IdInputs::declared(parameters, triton)? {
@@ -123,7 +123,7 @@ impl ModelConfig {
             max_length: max_length(parameters, files, &spec, &mut warnings)?,
             truncation,
             windows,
-            engine: parameters.engine,
+            engine,
             device: parameters.device,
             dtype: parameters.dtype.unwrap_or(Dtype::Auto),
             max_batch_tokens: parameters.max_batch_tokens,
@@ -131,6 +131,7 @@ impl ModelConfig {
             inputs,
             ids,
             outputs: outputs(parameters, &head, &spec, windows)?,
+            pad_token_id: pad_token_id(&directory.config, &spec),
             spec,
             head,
             labels,
@@ -145,6 +146,12 @@ impl ModelConfig {
     }
 }
 
+/// config.json's, where it is a token's; transformers' default is 0.
+fn pad_token_id(config: &Json, spec: &EncoderSpec) -> u32 {
+    let id = config["pad_token_id"].as_u64().filter(|&id| id < spec.vocab_size as u64);
+    id.and_then(|id| u32::try_from(id).ok()).unwrap_or(0)
+}
+
 /// The encoder's dimensions, by the family that `model_type` names.
 fn spec(config: &Json) -> Result<EncoderSpec> {
     match config["model_type"].as_str() {
@@ -153,6 +160,23 @@ fn spec(config: &Json) -> Result<EncoderSpec> {
             "config.json: model_type '{other}' is not available in this version; available: bert"
         ))),
         None => Err(Error::invalid("config.json: 'model_type' is missing; available: bert")),
+    }
+}
+
+/// model.onnx alone is for ONNX Runtime; beside a checkpoint it is only where the user says so.
+fn engine(parameters: &Parameters, directory: &Directory) -> Result<EngineChoice> {
+    let engine = match parameters.engine {
+        EngineChoice::Auto if directory.has_onnx_alone() => EngineChoice::Onnx,
+        engine => engine,
+    };
+    let no_meaning = |key: &str, engine: &str| {
+        Err(Error::invalid(format!("parameter '{key}' has no meaning for engine '{engine}'; remove it")))
+    };
+    match engine {
+        EngineChoice::Cpu if parameters.device.is_some() => no_meaning("device", "cpu"),
+        EngineChoice::Onnx if parameters.device.is_some() => no_meaning("device", "onnx"),
+        EngineChoice::Onnx if parameters.dtype.is_some() => no_meaning("dtype", "onnx"),
+        _ => Ok(engine),
     }
 }
 

@@ -99,7 +99,7 @@ impl Parameters {
         let bad = || Error::invalid(format!("parameter '{key}' is '{value}'; allowed: {allowed}"));
         match key {
             "task" => self.task = Some(task(value).ok_or_else(bad)??),
-            "engine" => self.engine = engine(value).ok_or_else(bad)??,
+            "engine" => self.engine = engine(value).ok_or_else(bad)?,
             "device" => self.device = Some(value.parse().map_err(|_| bad())?),
             "dtype" => self.dtype = Some(dtype(value).ok_or_else(bad)??),
             "pooling" => self.pooling = Some(pooling(value).ok_or_else(bad)?),
@@ -169,12 +169,12 @@ fn task(value: &str) -> Option<Result<Task>> {
     })
 }
 
-fn engine(value: &str) -> Option<Result<EngineChoice>> {
+fn engine(value: &str) -> Option<EngineChoice> {
     Some(match value {
-        "auto" => Ok(EngineChoice::Auto),
-        "cpu" => Ok(EngineChoice::Cpu),
-        "cuda" => Ok(EngineChoice::Cuda),
-        "onnx" => Err(not_here("engine", value, "auto, cpu, cuda")),
+        "auto" => EngineChoice::Auto,
+        "cpu" => EngineChoice::Cpu,
+        "cuda" => EngineChoice::Cuda,
+        "onnx" => EngineChoice::Onnx,
         _ => return None,
     })
 }
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn refuses_by_name_what_is_not_here_yet() {
-        for (key, value) in [("task", "ner"), ("engine", "onnx"), ("dtype", "fp8")] {
+        for (key, value) in [("task", "ner"), ("dtype", "fp8")] {
             let error = one(key, value).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Unsupported);
             assert!(error.message.contains(key) && error.message.contains("this version"), "{error}");

@@ -5,6 +5,7 @@ mod check;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod onnx;
 
 use crate::batch::PackedBatch;
 use crate::error::Result;
@@ -13,7 +14,7 @@ use crate::head::Value;
 /// The engine that the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// What suits the instance: KIND_GPU the CUDA engine, KIND_CPU the CPU engine, KIND_MODEL the CUDA engine where
+    /// What suits the files, model.onnx alone being for ONNX Runtime, and the instance: KIND_GPU the CUDA engine, KIND_CPU the CPU engine, KIND_MODEL the CUDA engine where
     /// there is a device for it.
     #[default]
     Auto,
@@ -21,6 +22,8 @@ pub enum EngineChoice {
     Cpu,
     /// The CUDA engine.
     Cuda,
+    /// ONNX Runtime, with the user's model.onnx.
+    Onnx,
 }
 
 /// The number format of weights and matrix products.

@@ -231,8 +231,8 @@ def main():
         if sentiment.exists():
             import assemble_models
 
-            assemble_models.assemble(Path(scratch) / "repo")
-            directory = Path(scratch) / "repo" / "sentiment" / "1"
+            directory = Path(scratch) / "sentiment"
+            assemble_models.assemble_sentiment(directory, sentiment)
             classify(out, "sentiment", directory, corpus["texts"], pair=False, keep_tokens=False)
             limit = out.models["sentiment"]["max_length"]
             pairs_cut = encoded(AutoTokenizer.from_pretrained(directory), corpus["pairs"], limit)

@@ -37,7 +37,7 @@ def directory(name):
     if name == "minilm":
         return checkpoints.minilm_directory()
     if name == "sentiment":
-        if not (EXAMPLES / "priorities" / "1" / "config.json").exists():
+        if not (EXAMPLES / "sentiment_ensemble" / "config.pbtxt").exists():
             assemble_models.assemble(EXAMPLES)
         return EXAMPLES / "sentiment" / "1"
     SMALL.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,8 @@ def write_common(path):
     repository = Repository(path)
     fp32 = {"dtype": "fp32"}
     # As `make serve` serves them.
-    for name in ("embed", "sentiment", *assemble_models.OPTIONS):
+    ensemble = ("tokenizer", "bert_classifier", "sentiment_ensemble")
+    for name in ("embed", "sentiment", *assemble_models.OPTIONS, *ensemble):
         directory("sentiment")
         shutil.copytree(EXAMPLES / name, repository.path / name, copy_function=link_or_copy)
     repository.add("minilm_fp32", "minilm", fp32)

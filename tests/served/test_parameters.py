@@ -44,7 +44,7 @@ REFUSED = {
     "task_rerank": ("classify_pair_one", {"task": "rerank"}, ["task", "rerank"]),
     "task_fill_mask": ("embed_bare_legacy", {"task": "fill_mask"}, ["task", "fill_mask"]),
     "engine_cuda": ("embed_mean", {"engine": "cuda"}, ["engine", "cuda"]),
-    "engine_onnx": ("embed_mean", {"engine": "onnx"}, ["engine", "onnx"]),
+    "engine_onnx_without_its_file": ("embed_mean", {"engine": "onnx"}, ["model.onnx", "not found"]),
     "dtype_fp16": ("embed_mean", {"dtype": "fp16"}, ["dtype", "fp16", "CPU"]),
     "dtype_fp8": ("embed_mean", {"dtype": "fp8"}, ["dtype", "fp8"]),
 }
