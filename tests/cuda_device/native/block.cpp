@@ -98,7 +98,7 @@ void collective(const char* name, int line, void* operand, void (*compute)(void*
   if (!warp.arrived) {
     warp.collective = name;
     warp.line = line;
-  } else if (warp.line != line || strcmp(warp.collective, name)) {
+  } else if (warp.line != line || (warp.collective != name && strcmp(warp.collective, name))) {
     fail(719, "%s of line %d while other lanes of the warp wait in %s of line %d", name, line, warp.collective,
          warp.line);
   }

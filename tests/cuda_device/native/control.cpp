@@ -213,3 +213,5 @@ EXPORT uint64_t cuda_device_message(char* text, uint64_t capacity) {
 }
 
 EXPORT uint64_t cuda_device_allocated(int device) { return device::allocated(device); }
+
+EXPORT bool cuda_device_protects_memory() { return device::protects_memory(); }

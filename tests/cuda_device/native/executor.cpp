@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <mutex>
 #include <new>
@@ -109,6 +110,10 @@ static void on_fault(int signal, siginfo_t* info, void* context) {
   u64 first = executor ? (u64)executor->stacks : 0;
   if (!executor || stack < first || stack >= first + kMaxThreads * kStackBytes) {
     // Not of a kernel: whoever was responsible before is.
+    if (signal == SIGSEGV && info->si_code == SEGV_PKUERR) {
+      const char text[] = "software CUDA device: host code follows an address of the device\n";
+      if (write(2, text, sizeof text - 1) < 0) {}
+    }
     const struct sigaction& old = previous[signal];
     if (old.sa_flags & SA_SIGINFO) return old.sa_sigaction(signal, info, context);
     if (old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN) return old.sa_handler(signal);

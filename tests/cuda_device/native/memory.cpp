@@ -28,11 +28,13 @@ struct Memory {
   uint64_t used[kDevices + 1] = {};  // the last one is pinned
   uint64_t total = kDefaultTotal;
   bool poison = true;
+  int key = -1;  // of memory protection; -1: none to be had
 
   Memory() {
     void* range = mmap(nullptr, kReservedBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) return;
     reservation = next = (uint64_t)range;
+    key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
   }
 };
 
@@ -52,6 +54,7 @@ bool all_poison(uint64_t from, uint64_t to) {
 }
 
 bool overrun(const Mapping& mapping, std::string* message) {
+  DeviceAccess access;
   uint64_t end = mapping.address + mapping.bytes;
   bool before = !all_poison(mapping.begin, mapping.address);
   if (!before && all_poison(end, mapping.begin + mapping.mapped)) return false;
@@ -70,7 +73,28 @@ Mapping* holding(Memory& memory, uint64_t address) {
   return address <= mapping.address + mapping.bytes ? &mapping : nullptr;
 }
 
+uint32_t read_rights() {
+  uint32_t rights, unused;
+  asm volatile("rdpkru" : "=a"(rights), "=d"(unused) : "c"(0));
+  return rights;
+}
+
+void write_rights(uint32_t rights) { asm volatile("wrpkru" : : "a"(rights), "c"(0), "d"(0) : "memory"); }
+
 }  // namespace
+
+DeviceAccess::DeviceAccess() : before(0) {
+  int key = memory().key;
+  if (key < 0) return;
+  before = read_rights();
+  write_rights(before & ~(3u << (2 * key)));
+}
+
+DeviceAccess::~DeviceAccess() {
+  if (memory().key >= 0) write_rights(before);
+}
+
+bool protects_memory() { return memory().key >= 0; }
 
 int allocate(int device, uint64_t bytes, uint64_t* address) {
   Memory& memory = device::memory();
@@ -88,8 +112,10 @@ int allocate(int device, uint64_t bytes, uint64_t* address) {
   mapping.address = mapping.begin + mapped - aligned;
   mapping.bytes = bytes;
   mapping.device = device;
-  if (mprotect((void*)mapping.begin, mapped, PROT_READ | PROT_WRITE)) return 2;
+  int key = device == kPinned ? -1 : memory.key;  // -1 is that of plain mprotect
+  if (pkey_mprotect((void*)mapping.begin, mapped, PROT_READ | PROT_WRITE, key)) return 2;
   memory.next = mapping.begin + mapped;
+  DeviceAccess access;
   memset((void*)mapping.begin, 0xff, mapping.address - mapping.begin);
   if (memory.poison) memset((void*)mapping.address, 0xff, bytes);
   memset((void*)(mapping.address + bytes), 0xff, aligned - bytes);

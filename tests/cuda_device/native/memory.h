@@ -13,6 +13,20 @@ extern uint64_t reservation;
 constexpr uint64_t kReservedBytes = 1ull << 40;
 inline bool in_reservation(uint64_t address) { return address - reservation < kReservedBytes; }
 
+// Memory of the devices, but for pinned memory, can be touched by a thread only while it has one of these: host code that
+// follows a device's address faults, as it would with a card. Where the CPU or the kernel has no protection keys it does
+// not (`protects_memory`).
+class DeviceAccess {
+ public:
+  DeviceAccess();
+  ~DeviceAccess();
+  DeviceAccess(const DeviceAccess&) = delete;
+
+ private:
+  uint32_t before;
+};
+bool protects_memory();
+
 struct Allocation {
   uint64_t address = 0, bytes = 0;
   int device = 0;  // or kPinned

@@ -16,6 +16,9 @@ struct alignas(16) u32x4 {
 #define __align__(n) alignas(n)
 #define __constant__ static const
 
+// Of this header's own loops, whose indices are right.
+#define SIMT_UNCHECKED __attribute__((no_sanitize("alignment", "bounds")))
+
 namespace simt {
 
 struct Dim3 {

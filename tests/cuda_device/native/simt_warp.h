@@ -8,7 +8,7 @@ namespace simt {
 struct Shuffle {
   u32 value, source, result;
 };
-inline void shuffle(void* const* operands) {
+SIMT_UNCHECKED inline void shuffle(void* const* operands) {
   for (u32 lane = 0; lane < 32; lane++) {
     Shuffle* own = (Shuffle*)operands[lane];
     own->result = ((Shuffle*)operands[own->source & 31])->value;
@@ -21,28 +21,38 @@ struct Mma {
   const u32 *a, *b;
 };
 
+struct WidenF16 {
+  static Float8 widen(Half8 bits) { return __builtin_ia32_vcvtph2ps256(bits); }
+};
+struct WidenBf16 {
+  static Float8 widen(Half8 bits) {
+    typedef int Int8 __attribute__((vector_size(32)));
+    typedef unsigned short Bits8 __attribute__((vector_size(16)));
+    return (Float8)(__builtin_convertvector((Bits8)bits, Int8) << 16);
+  }
+};
+
 // Fragments of mma.sync.m16n8k16: group g = lane / 4 and quad q = lane % 4 hold, as pairs of neighbours along k,
 // a: rows g, g + 8 at k = 2q, then both at k = 2q + 8; b: column g at k = 2q, 2q + 8; d: columns 2q of rows g, g + 8.
-template <float (*convert)(u16)>
-void mma_m16n8k16(void* const* operands) {
-  float a[16][16], b[16][8];
+template <class Type>
+SIMT_UNCHECKED void mma_m16n8k16(void* const* operands) {
+  // Pairs along k: those of row r from pairs_a[8 r] on, of column c from pairs_b[8 c] on.
+  alignas(16) u32 pairs_a[16 * 8], pairs_b[8 * 8];
   for (u32 lane = 0; lane < 32; lane++) {
     const Mma* own = (const Mma*)operands[lane];
     u32 group = lane / 4, quad = lane % 4;
-    for (u32 i = 0; i < 4; i++)
-      for (u32 half = 0; half < 2; half++)
-        a[group + (i & 1) * 8][quad * 2 + (i >> 1) * 8 + half] = convert((u16)(own->a[i] >> (16 * half)));
-    for (u32 i = 0; i < 2; i++)
-      for (u32 half = 0; half < 2; half++)
-        b[quad * 2 + i * 8 + half][group] = convert((u16)(own->b[i] >> (16 * half)));
+    for (u32 i = 0; i < 4; i++) pairs_a[(group + (i & 1) * 8) * 8 + quad + (i >> 1) * 4] = own->a[i];
+    for (u32 i = 0; i < 2; i++) pairs_b[group * 8 + quad + i * 4] = own->b[i];
   }
+  alignas(32) float a[16 * 16], columns[8 * 16];
+  for (u32 i = 0; i < 32; i++) ((Float8*)a)[i] = Type::widen(((const Half8*)pairs_a)[i]);
+  for (u32 i = 0; i < 16; i++) ((Float8*)columns)[i] = Type::widen(((const Half8*)pairs_b)[i]);
+  Float8 b[16];
+  for (u32 k = 0; k < 16; k++)
+    for (u32 column = 0; column < 8; column++) b[k][column] = columns[column * 16 + k];
   for (u32 row = 0; row < 16; row++) {
     Float8 sum = {};
-    for (u32 k = 0; k < 16; k++) {
-      Float8 factor;
-      __builtin_memcpy(&factor, b[k], sizeof factor);
-      sum += a[row][k] * factor;
-    }
+    for (u32 k = 0; k < 16; k++) sum += a[row * 16 + k] * b[k];
     for (u32 quad = 0; quad < 4; quad++) {
       float* d = ((const Mma*)operands[(row % 8) * 4 + quad])->d + (row / 8) * 2;
       d[0] += sum[quad * 2];
@@ -57,7 +67,7 @@ struct LoadMatrix {
   bool transposed;
 };
 // Lanes 8m to 8m + 7 name the rows (16 bytes each) of matrix m; register m of each lane gets two elements of it.
-inline void load_matrix_x4(void* const* operands) {
+SIMT_UNCHECKED inline void load_matrix_x4(void* const* operands) {
   for (u32 matrix = 0; matrix < 4; matrix++) {
     const u16* rows[8];
     for (u32 row = 0; row < 8; row++) rows[row] = (const u16*)((const LoadMatrix*)operands[matrix * 8 + row])->row;
@@ -86,11 +96,11 @@ inline float shfl_xor_f32(float value, int lane_mask, int line = __builtin_LINE(
 
 inline void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], int line = __builtin_LINE()) {
   simt::Mma mma{d, a, b};
-  simt::collective("mma_m16n8k16_f16", line, &mma, simt::mma_m16n8k16<f16_to_f32>);
+  simt::collective("mma_m16n8k16_f16", line, &mma, simt::mma_m16n8k16<simt::WidenF16>);
 }
 inline void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], int line = __builtin_LINE()) {
   simt::Mma mma{d, a, b};
-  simt::collective("mma_m16n8k16_bf16", line, &mma, simt::mma_m16n8k16<bf16_to_f32>);
+  simt::collective("mma_m16n8k16_bf16", line, &mma, simt::mma_m16n8k16<simt::WidenBf16>);
 }
 inline void ldmatrix_x4(u32 (&r)[4], const void* shared_row, int line = __builtin_LINE()) {
   simt::check_access(shared_row, 16, "ldmatrix");

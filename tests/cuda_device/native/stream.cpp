@@ -37,6 +37,7 @@ double now_milliseconds() {
 
 void perform(Stream& stream, const Work& work) {
   // A lost device does nothing more.
+  DeviceAccess access;
   if (!stream.context->lost)
     if (int code = work()) lose(*stream.context, code);
 }

@@ -83,6 +83,12 @@ impl Device {
         unsafe { function::<unsafe extern "C" fn(c_int) -> u64>(c"cuda_device_allocated")(device) }
     }
 
+    /// Whether host code that follows a device's address faults, which takes memory protection keys of CPU and kernel.
+    pub fn protects_memory(&self) -> bool {
+        // SAFETY: the function's type.
+        unsafe { function::<unsafe extern "C" fn() -> bool>(c"cuda_device_protects_memory")() }
+    }
+
     /// Objects that were created and not destroyed: `contexts` (retained), `streams`, `events`, `modules`, `cublasLt`
     /// (handles, descriptors, layouts and preferences).
     pub fn live(&self, kind: &str) -> i64 {

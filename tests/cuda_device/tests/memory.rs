@@ -5,7 +5,7 @@ mod common;
 use common::{blocks, kernel};
 use cuda_device::{Exclusive, PINNED};
 use cudarc::driver::sys::cudaError_enum::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_OUT_OF_MEMORY};
-use cudarc::driver::{CudaContext, DriverError, PushKernelArg};
+use cudarc::driver::{CudaContext, DevicePtr, DriverError, PushKernelArg};
 
 #[test]
 fn each_device_has_its_own_memory_and_runs_out_of_it() {
@@ -40,6 +40,34 @@ fn fresh_memory_is_not_a_number() {
     assert!(fresh().iter().all(|&bits| bits == u32::MAX && f32::from_bits(bits).is_nan()));
     device.set_poison(false);
     assert!(fresh().iter().all(|&bits| bits == 0));
+}
+
+#[test]
+fn host_code_cannot_follow_an_address_of_the_device() {
+    let device = cuda_device::shared();
+    if !device.protects_memory() {
+        eprintln!("this machine has no memory protection keys: not tested");
+        return;
+    }
+    let context = CudaContext::new(0).expect("a device");
+    let stream = context.default_stream();
+    let memory = stream.clone_htod(&[7u32; 16]).expect("copies");
+    let address = std::ptr::with_exposed_provenance::<u32>(memory.device_ptr(&stream).0 as usize);
+    // SAFETY: memory that is pinned belongs to both sides.
+    let mut pinned = unsafe { context.alloc_pinned::<u32>(16) }.expect("allocates");
+    pinned.as_mut_slice().expect("host memory").fill(1);
+    let mut status = 0;
+    // SAFETY: the child does nothing but one access, with which it ends; the parent waits for it.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            address.read_volatile();
+            libc::_exit(0);
+        }
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+    }
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "status {status}");
+    assert_eq!(stream.clone_dtoh(&memory).expect("copies back"), [7; 16]);
 }
 
 /// All that a user does with the device; gives back what it took in any case.
