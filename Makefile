@@ -114,6 +114,13 @@ test-rust: deps ## The tests that need no server
 check-kernels: deps ## The CUDA kernels' registers, shared memory and occupancy; spilled registers are an error
 	$(CARGO) test --locked --test cuda_kernel_code -- --nocapture
 
+.PHONY: test-cuda
+test-cuda: install ## What tests the CUDA engine, alone, on a software device: no GPU is needed
+	$(CARGO) test --locked -p cuda-device
+	$(CARGO) test --locked --test cuda_kernels --test cuda_engine
+	@$(MAKE) --no-print-directory check-kernels
+	@BACKENDS='$(PREFIX)' $(PY) -m pytest -q tests/served/test_software_device.py tests/served/test_cuda.py
+
 .PHONY: test-served
 test-served: install models ## The Python tests, in the real tritonserver (TESTS=tests/served/test_errors.py)
 	@BACKENDS='$(PREFIX)' $(PY) -m pytest -q --durations=10 $(TESTS)

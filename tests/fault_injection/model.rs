@@ -7,7 +7,8 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 
-const HIDDEN: usize = 32;
+// Two heads of 32, which every engine has.
+const HIDDEN: usize = 64;
 const INTERMEDIATE: usize = 64;
 const LAYERS: usize = 2;
 const POSITIONS: usize = 64;

@@ -7,8 +7,6 @@ mod software;
 use std::time::Instant;
 
 use cudarc::driver::result;
-// It has the server's functions, which the library wants when it is linked.
-use fake_host as _;
 use model::{Model, Numbers, cosine, minilm, minilm_rows, run, spec};
 use triton_rust::batch::PackedBatch;
 use triton_rust::engine::cuda::CudaOptions;

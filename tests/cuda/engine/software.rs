@@ -11,6 +11,9 @@ use triton_rust::model::HiddenAct;
 use crate::model::{Model, run, spec};
 use crate::{CLASSIFY, EMBED, assert_shapes, small};
 
+#[path = "plugin.rs"]
+mod plugin;
+
 const OUT_OF_MEMORY: i32 = 2;
 const INVALID_VALUE: i32 = 1;
 const ILLEGAL_ADDRESS: i32 = 700;
