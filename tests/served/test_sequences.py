@@ -7,6 +7,8 @@ import json
 import queue
 import random
 import shutil
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -48,6 +50,7 @@ MODELS = {
     "short": ("embed_mean", {"max_length": "12"}, sequences(oldest(64))),
     "strict": ("embed_mean", {"max_length": "12", "truncation": "error"}, sequences(oldest(64))),
     "slots": ("embed_mean", {}, sequences("direct {}", READY_FP32, more=f"max_batch_size: 8 {ONE}")),
+    "perf": ("embed_mean", {}, sequences(oldest(64))),
     "silent": ("embed_mean", {}, sequences(oldest(8), idle=1_000_000, more=f"max_batch_size: 8 {ONE}")),
     "brief": ("embed_mean", {}, sequences(oldest(8), idle=300_000, more=f"max_batch_size: 8 {ONE}")),
     "single": ("embed_mean", {}, sequences(oldest(1), more=f"max_batch_size: 8 {ONE}")),
@@ -489,6 +492,17 @@ def test_a_model_with_warm_up_samples_serves(server):
     session = Session(server, "warm", 1)
     session.say("one")
     assert same(session.say("two", end=True), server, ["one", "two"])
+
+
+def test_perf_analyzer_measures_whole_sessions(server):
+    """8 sessions of 5 turns of 3 tokens: contexts of 5, 9, 13, 17 and 21 tokens."""
+    arguments = "-m perf -i http --request-count 40 --sequence-length 5 --sequence-length-variation 0 --num-of-sequences 2"
+    script = [sys.executable, ROOT / "scripts" / "perf_analyzer.py", "-u", server.http, "--string-data", "a good film"]
+    ended = subprocess.run([*script, *arguments.split()], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and "Sequence count: 8" in ended.stdout, ended.stdout + ended.stderr
+    assert server.metric("rust_texts_total", model="perf") == 40
+    assert server.metric("rust_tokens_total", model="perf") == 8 * (5 + 9 + 13 + 17 + 21)
+    assert held(server, "perf") == 0
 
 
 def test_a_reload_ends_the_sessions(serve, new_repository):
