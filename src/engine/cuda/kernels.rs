@@ -13,8 +13,8 @@ use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule, CUstream};
 use crate::head::{Activation, Pooling};
 use crate::model::HiddenAct;
 
-/// The widest row that [`Kernels::classify`] takes, whose shared memory holds one: 48 KiB.
-pub const MAX_HIDDEN: usize = 12_288;
+/// The widest row that [`Kernels::classify`] takes, whose shared memory holds one in fp32 and 32 bytes more: 48 KiB.
+pub const MAX_HIDDEN: usize = 12_280;
 
 /// The longest sequence that [`Kernels::attention_short`] takes.
 pub const SHORT_ROWS: usize = 64;

@@ -258,6 +258,16 @@ fn classifying_tells_what_is_not_finite_and_refuses_what_is_too_wide() {
             classifier.bias[2] = bad;
             assert!(told(&classifier, (true, false)) && told(&classifier, (false, true)), "{dtype:?} {bad}");
         }
+        // The widest fits into a block's shared memory.
+        let widest = Classifier {
+            pooled: vec![1.0; MAX_HIDDEN],
+            weight: vec![0.0; MAX_HIDDEN],
+            bias: vec![0.5],
+            classes: 1,
+            hidden: MAX_HIDDEN,
+            activation: Activation::Identity,
+        };
+        assert_eq!(widest.run(gpu, dtype, &[0], 1, |_| (true, false)).0, [0.5]);
         let wide = Classify {
             logits_addresses: 0,
             probabilities_addresses: 0,
