@@ -170,6 +170,27 @@ bench-served: install $(BENCH_DEPS) ## Our backend and six rivals in one tritons
 	@$(BENCH_PY) benches/served.py --backends '$(PREFIX)' --load $(TARGET)/release/load \
 	    --rounds $(ROUNDS) --seconds $(SECONDS)
 
+# The kernels' and the engine's tests, and a benchmark, for a machine with a GPU: see benches/README.md.
+GPU_BUNDLE := build/gpu-bundle
+
+.PHONY: gpu-bundle
+gpu-bundle: install ## Lay build/gpu-bundle: GPU tests and benchmark for a machine without Rust or a network
+	@$(PY) scripts/gpu_bundle.py --out $(GPU_BUNDLE) --libraries '$(PREFIX)/rust' --portable
+
+.PHONY: need-gpu
+need-gpu: deps
+	@$(PY) scripts/gpu_bundle.py --need-gpu
+
+.PHONY: test-gpu
+test-gpu: need-gpu install ## The GPU tests on this machine's GPU (PYTHON=... has torch, for the oracle)
+	@$(PY) scripts/gpu_bundle.py --out $(GPU_BUNDLE) --libraries '$(PREFIX)/rust'
+	@PYTHON='$(PYTHON)' SCRATCH='$(CURDIR)/build/gpu-scratch' $(GPU_BUNDLE)/run.sh test
+
+.PHONY: bench-gpu
+bench-gpu: need-gpu install ## BERT-base, BERT-large and MiniLM on this machine's GPU, beside PyTorch (PYTHON=... has torch)
+	@$(PY) scripts/gpu_bundle.py --out $(GPU_BUNDLE) --libraries '$(PREFIX)/rust'
+	@PYTHON='$(PYTHON)' SCRATCH='$(CURDIR)/build/gpu-scratch' RESULTS='$(CURDIR)/benches/results' $(GPU_BUNDLE)/run.sh bench
+
 .PHONY: clean
 clean: ## Remove what was built (keeps .venv and .venv-bench)
 	$(CARGO) clean

@@ -7,7 +7,8 @@ mod kernels;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     // The fault injection test opens the built plugin, which finds the TRITON* symbols in the test's executable.
-    println!("cargo::rustc-link-arg-tests=-rdynamic");
+    // (Not -rdynamic, which would keep what no test calls.)
+    println!("cargo::rustc-link-arg-tests=-Wl,--export-dynamic-symbol=TRITON*");
     #[cfg(feature = "cuda")]
     kernels::build();
 }

@@ -7,11 +7,13 @@
 //! `% peak` is by the clock. `% CPU` is by the processor time that the threads got, for the engine and for the peak: on a
 //! machine that others use too it is the figure that can be trusted, though it does not see time spent waiting.
 
+mod texts;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use triton_rust::batch::PackedBatch;
+use texts::{batch, flops, natural};
 use triton_rust::engine::cpu::{self, CpuOptions};
 use triton_rust::engine::{Dtype, Engine, Output, Slot};
 use triton_rust::head::{HeadSpec, Pooling, Value};
@@ -89,26 +91,6 @@ fn installed() -> PathBuf {
         .expect("all-MiniLM-L6-v2 in .venv: run `make deps`, or name a model directory")
 }
 
-/// Lengths of a log-normal distribution with that median, 5 to 400 tokens, the same at every call.
-fn natural(count: usize, median: f64, sigma: f64) -> Vec<usize> {
-    // Quantiles in a scrambled order (a Weyl sequence): any few of them are a fair sample.
-    let length = |i: usize| {
-        let u = ((i as f64 + 0.5) * 0.618_033_988_749_895).fract();
-        // Normal quantile, by the logistic's.
-        let z = (u / (1.0 - u)).ln() / 1.702;
-        ((median * (sigma * z).exp()).round() as usize).clamp(5, 400)
-    };
-    (0..count).map(length).collect()
-}
-
-/// Floating-point operations that a text of `len` tokens takes.
-fn flops(spec: &EncoderSpec, len: usize) -> f64 {
-    let (h, ff, len) = (spec.hidden_size as f64, spec.intermediate_size as f64, len as f64);
-    let linear = 2.0 * len * (4.0 * h * h + 2.0 * h * ff);
-    let attention = 2.0 * 2.0 * len * len * h;
-    spec.num_hidden_layers as f64 * (linear + attention)
-}
-
 /// Processor time that this process's threads have got, in seconds.
 fn cpu_seconds() -> f64 {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().filter_map(Result::ok);
@@ -121,11 +103,7 @@ fn cpu_seconds() -> f64 {
 
 /// The time of one pass, over about a second: the median by the clock, and the mean of the processor's time.
 fn time(engine: &dyn Engine, spec: &EncoderSpec, lengths: &[usize]) -> (f64, f64) {
-    let mut batch = PackedBatch::new();
-    for (i, &len) in lengths.iter().enumerate() {
-        let ids: Vec<u32> = (0..len).map(|t| ((i * 7919 + t * 104_729 + 1000) % spec.vocab_size) as u32).collect();
-        batch.push(&ids, &vec![0; len]);
-    }
+    let batch = batch(spec, lengths);
     let mut rows = vec![vec![0.0; spec.hidden_size]; lengths.len()];
     let mut runner = engine.runner().expect("a runner");
     let mut times = Vec::new();

@@ -26,6 +26,13 @@ class Graph(bert_onnx.Graph):
 
 
 class Bert(bert_onnx.Bert):
+    """Computes in `dtype`; what comes out is fp32."""
+
+    def __init__(self, directory, dtype=np.float32):
+        super().__init__(directory)
+        self.dtype = dtype
+        self.weights = {name: array.astype(dtype, copy=False) for name, array in self.weights.items()}
+
     def qkv(self, layer, part):
         parts = [self.weights[f"{layer}.attention.self.{which}.{part}"] for which in ("query", "key", "value")]
         return np.concatenate([p.T for p in parts], 1) if part == "weight" else np.concatenate(parts)
@@ -69,6 +76,8 @@ def save(path, bert, fused, masked=False):
     inputs = ["input_ids", "attention_mask"] if masked else ["input_ids"]
     mask = "attention_mask" if masked else ""
     x = (bert.fused if fused else bert.plain)(graph, "input_ids", mask)
+    if bert.dtype != np.float32:
+        x = graph.add("Cast", x, to=TensorProto.FLOAT)
     graph.nodes.append(helper.make_node("Identity", [pool(graph, x, mask)], ["embedding"]))
     shape, domains = ["batch", bert.hidden], [helper.make_opsetid(MICROSOFT, 1)]
     bert_onnx.save(path, graph, inputs, "embedding", shape, TensorProto.INT32, domains=domains)
