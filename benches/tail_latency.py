@@ -5,9 +5,9 @@
 32 connections send all-MiniLM-L6-v2 texts of which 95 % have up to 64 tokens and 5 % about 500, each waiting for its
 answer before it sends the next. Three variants of the same build:
 
-  neither    no batchstrategy.so, and a budget that nothing reaches: what Triton batches is one pass, answered at its end
-  re-split   no batchstrategy.so, but the backend cuts what Triton batches into passes of max_batch_tokens, short texts
-             first, and answers each request when its last row is done
+  neither    no batchstrategy.so, and a budget that nothing reaches: what waits is one pass, answered at its end
+  re-split   no batchstrategy.so, but passes of max_batch_tokens out of all that Triton has handed over, short texts
+             first; each request is answered when its last row is done
   batcher    with batchstrategy.so, which also keeps Triton from batching more than the budget
 
 Each runs at every max_batch_size and queue delay of the grid, `--rounds` times in turn, so that what else the machine
@@ -174,6 +174,14 @@ def counts(server, model):
     )
 
 
+def read_runs(path):
+    """What an earlier call has written: (round, (variant, max_batch_size, delay), figures)."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    key = lambda row: (row["variant"], int(row["max_batch_size"]), int(row["queue_delay_us"]))
+    return [(int(row["round"]), key(row), {name: float(row[name]) for name in COLUMNS}) for row in rows]
+
+
 def table(rows, first):
     titles = [*first, *COLUMNS.values()]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
@@ -216,6 +224,7 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--delays", type=int, nargs="+", default=DELAYS, help="microseconds")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--add", action="store_true", help="to the rounds that are in the file already")
     parser.add_argument("--out", type=Path, default=ROOT / "benches" / "results" / "tail_latency.csv")
     options = parser.parse_args()
 
@@ -229,13 +238,14 @@ def main():
         names = add_models(models, options)
         models.add("counts", "minilm", {"max_length": MAX_LENGTH})
         flags = ["--model-control-mode=explicit", "--load-model=counts"]
-        runs = []
+        runs = read_runs(options.out) if options.add else []
+        first_round = 1 + max((number for number, _, _ in runs), default=-1)
         print(machine())
         with harness.Server(models, work / "log", flags, backends=backends) as server:
             texts = make_texts(server, "counts")
             print(next(line for line in server.log().splitlines() if "model 'counts'" in line).split("] ", 1)[-1])
             control(server, "unload", "counts")
-            for round_number in range(options.rounds):
+            for round_number in range(first_round, first_round + options.rounds):
                 for size in options.sizes:
                     for delay in options.delays:
                         for variant in options.variants:

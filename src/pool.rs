@@ -2,7 +2,7 @@
 //!
 //! The pool bounds how many threads *compute*, not how many exist. It has as many permits as the machine has threads
 //! for us. A thread that calls in takes one for as long as its [`Team`] lives; helper threads join a team only while a
-//! permit is free, and leave at the end of a task when another caller waits for one. So two instances on two cores
+//! permit is free, and leave at the end of a task when another caller waits for one. So two passes on two cores
 //! each compute alone, with no synchronization between them, and one text alone gets all cores.
 //!
 //! A helper that has joined a team spins for at most [`SPIN`] for the team's next job, since the jobs of one text are

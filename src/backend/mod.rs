@@ -33,8 +33,12 @@ use model::Model;
 use runs::Runs;
 use tokenizer::TokenizerModel;
 
-/// Instances of a model whose config.pbtxt names none: while one encodes, the other tokenizes.
-const DEFAULT_INSTANCES: u64 = 2;
+/// Instances on the CPU of a model whose config.pbtxt names none. A batch in which a long text waits keeps its instance;
+/// with so many there is nearly always one left to let short texts in. They share weights and passes: each costs a thread.
+const CPU_INSTANCES: u64 = 12;
+
+/// The same for each GPU: while one encodes, the other tokenizes.
+const GPU_INSTANCES: u64 = 2;
 
 /// One value for the server's life.
 pub struct TextBackend {
@@ -69,9 +73,12 @@ impl Backend for TextBackend {
 
     /// The server takes the first group that it can have: none on a GPU where it sees none.
     fn default_instances(&self) -> Vec<InstanceGroup> {
-        let group = |kind, devices| InstanceGroup { kind, count: DEFAULT_INSTANCES, devices };
-        let gpu = cuda_devices().ok().map(|devices| group(Kind::Gpu, devices.into_iter().map(u64::from).collect()));
-        gpu.into_iter().chain([group(Kind::Cpu, Vec::new())]).collect()
+        let on_gpus = |devices: Vec<u32>| {
+            let devices = devices.into_iter().map(u64::from).collect();
+            InstanceGroup { kind: Kind::Gpu, count: GPU_INSTANCES, devices }
+        };
+        let on_cpu = InstanceGroup { kind: Kind::Cpu, count: CPU_INSTANCES, devices: Vec::new() };
+        cuda_devices().ok().map(on_gpus).into_iter().chain([on_cpu]).collect()
     }
 
     fn load_model(&self, handle: &ModelHandle) -> Result<Loaded> {

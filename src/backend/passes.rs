@@ -258,15 +258,24 @@ impl State {
     }
 
     /// Wakes a call that can lead the next pass, where one is needed.
-    fn call_leader(&self) {
+    fn call_leader(&mut self) {
         if self.leaders == LEADERS {
             return;
         }
         // One that is awake looks by itself before it sleeps.
-        let mut calls = self.waiting.keys().filter_map(|(_, call, _)| self.calls.get(call));
-        if let Some(member) = calls.find(|member| member.asleep) {
-            member.wake.notify_one();
+        let asleep = |call: &&u64| self.calls.get(call).is_some_and(|member| member.asleep);
+        let Some(call) = self.waiting.keys().map(|(_, call, _)| call).find(asleep) else { return };
+        if let Some(member) = self.calls.get_mut(call) {
+            member.wake();
         }
+    }
+}
+
+impl Member {
+    /// Two leaders that are called one after the other are two calls.
+    fn wake(&mut self) {
+        self.asleep = false;
+        self.wake.notify_one();
     }
 }
 
@@ -287,7 +296,7 @@ impl Drop for Pass<'_> {
             // A call that has ended meanwhile does not want them.
             if let Some(member) = state.calls.get_mut(call) {
                 member.done.push(Done { row: *index, values });
-                member.wake.notify_one();
+                member.wake();
             }
         }
         state.leaders -= 1;
