@@ -78,7 +78,7 @@ def test_the_backends_name_is_enough(server):
     assert outputs == {"EMBEDDING": ("TYPE_FP32", [64]), "TOKEN_COUNT": ("TYPE_INT32", [1])}
     assert "dynamic_batching" in config
     (group,) = config["instance_group"]
-    assert group["count"] == 2 and group["kind"] == "KIND_CPU"
+    assert group["count"] == 12 and group["kind"] == "KIND_CPU"
     assert server.infer("bare", ["a", "b"])["EMBEDDING"].shape == (2, 64)
 
 
