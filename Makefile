@@ -119,7 +119,7 @@ test-cuda: install ## What tests the CUDA engine, alone, on a software device: n
 	$(CARGO) test --locked -p cuda-device
 	$(CARGO) test --locked --test cuda_kernels --test cuda_engine
 	@$(MAKE) --no-print-directory check-kernels
-	@BACKENDS='$(PREFIX)' $(PY) -m pytest -q tests/served/test_software_device.py tests/served/test_cuda.py
+	@BACKENDS='$(PREFIX)' $(PY) -m pytest -q tests/served/test_software_device.py tests/served/test_cuda.py tests/cuda/test_gpu_bundle.py
 
 .PHONY: test-served
 test-served: install models ## The Python tests, in the real tritonserver (TESTS=tests/served/test_errors.py)

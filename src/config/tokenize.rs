@@ -10,6 +10,7 @@ use super::parameters::Parameters;
 use super::rename;
 use super::tokenizer::TokenizerFile;
 use super::triton::TensorDeclaration;
+use crate::engine::EngineChoice;
 use crate::error::{Error, Result};
 use crate::tokenize::TokenizeOptions;
 
@@ -50,6 +51,8 @@ impl TokenizeConfig {
     /// `Invalid` or `Unsupported`, naming the parameter or the file and what is allowed.
     pub fn resolve(parameters: &Parameters, root: &Path) -> Result<Self> {
         for (key, given) in [
+            ("engine", parameters.engine != EngineChoice::Auto),
+            ("device", parameters.device.is_some()),
             ("dtype", parameters.dtype.is_some()),
             ("pooling", parameters.pooling.is_some()),
             ("normalize", parameters.normalize.is_some()),

@@ -56,6 +56,7 @@ def server(serve, new_repository):
     models.add("cached", "embed_mean", TASK, "response_cache { enable: true }")
     models.add("one", "embed_mean", TASK, 'input [{ name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }]')
     models.add("pooled", "embed_mean", {**TASK, "pooling": "mean"})
+    models.add("placed", "embed_mean", {**TASK, "engine": "cpu"})
     endless = models.add("endless", "embed_mean", TASK)
     (endless / "config.json").unlink()
     (endless / "sentence_bert_config.json").unlink()
@@ -171,6 +172,7 @@ def test_bad_texts_are_refused_by_row(server, protocol):
 def test_what_has_no_meaning_or_no_end_is_refused_at_load(server):
     index = server.index()
     assert index["pooled"][0] == "UNAVAILABLE" and "'pooling'" in index["pooled"][1]
+    assert index["placed"][0] == "UNAVAILABLE" and "'engine'" in index["placed"][1]
     assert index["endless"][0] == "UNAVAILABLE" and "'max_length'" in index["endless"][1]
 
 
