@@ -172,7 +172,12 @@ impl Engines {
 fn load_cuda(config: &ModelConfig, weights: &Weights<'_>, device: u32) -> Result<Arc<dyn Engine>> {
     use crate::engine::cuda::{self, CudaOptions};
     let (dtype, pass_tokens) = (config.dtype, config.max_batch_tokens);
-    cuda::load(&config.spec, &config.head, weights, CudaOptions { device, dtype, pass_tokens, exact_activation: false })
+    cuda::load(
+        &config.spec,
+        &config.head,
+        weights,
+        CudaOptions { device, dtype, pass_tokens, ..CudaOptions::default() },
+    )
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -11,8 +11,9 @@ use super::gemm::{Linear, Plan, Tools};
 use super::kernels::{self, Kernels};
 use super::lists::Lists;
 use super::memory::ALIGNMENT;
-use super::weights::{Activation, Norm};
+use super::weights::Norm;
 use crate::error::Result;
+use crate::model::HiddenAct;
 
 /// Rows that are computed where `rows` are needed: plans are made for these counts. Rows beyond the needed ones hold
 /// whatever was there; no row depends on another's.
@@ -113,7 +114,9 @@ impl Pass<'_> {
             layer.attention_output.run(&self.tools, &own.attention_output, input, x)?;
             self.norm(&layer.attention_norm, x, rows)?;
             layer.intermediate.run(&self.tools, &own.intermediate, x, wide)?;
-            self.activation(wide, rows)?;
+            if let Some(activation) = self.model.apart.or_else(|| layer.intermediate.then(&own.intermediate)) {
+                self.activation(activation, wide, rows)?;
+            }
             layer.output.run(&self.tools, &own.output, wide, x)?;
             self.norm(&layer.output_norm, x, rows)?;
         }
@@ -275,14 +278,11 @@ impl Pass<'_> {
     }
 
     /// The feed-forward layer's activation on `rows` rows at `wide`, where the product has not done it.
-    fn activation(&self, wide: u64, rows: usize) -> Result<()> {
-        if self.model.activation == Activation::Fused {
-            return Ok(());
-        }
+    fn activation(&self, activation: HiddenAct, wide: u64, rows: usize) -> Result<()> {
         let elements = rows as u64 * self.model.spec.intermediate_size as u64;
         self.launch("the activation", |kernels, stream| {
             // SAFETY: `[rows, ff]` are in the arena.
-            unsafe { kernels.activation(self.model.dtype, wide, elements, self.model.spec.hidden_act, stream) }
+            unsafe { kernels.activation(self.model.dtype, wide, elements, activation, stream) }
         })
     }
 
@@ -303,6 +303,14 @@ pub(super) struct PassPlans {
     all: LayerPlans,
     /// Of the part of the last layer that runs on first tokens.
     first: Option<LayerPlans>,
+}
+
+impl PassPlans {
+    /// Milliseconds of a layer's products, where all were timed.
+    pub(super) fn milliseconds(&self) -> Option<f32> {
+        let LayerPlans { attention_output, intermediate, output } = &self.all;
+        [&self.qkv, attention_output, intermediate, output].into_iter().map(|plan| plan.milliseconds).sum()
+    }
 }
 
 struct LayerPlans {

@@ -9,9 +9,10 @@
 //! Work of a pass is enqueued in one stream, of the instance, and waited for once. Device memory is allocated at load and
 //! when a pass is larger than any before.
 //!
-//! In fp16 and bf16 the activation is part of the matrix product before it, where GELU is the approximation by tanh: it
-//! differs from GELU by erf, which `gelu` means in a config.json, by at most 4.7e-4, less than what rounding the larger
-//! values to fp16 does. fp32 computes every activation as it is defined.
+//! In fp16 and bf16 the activation is part of the matrix product before it, or a kernel after it where that was faster when
+//! the two were timed. Either way GELU is the approximation by tanh: it differs from GELU by erf, which `gelu` means in a
+//! config.json, by at most 4.7e-4, less than what rounding the larger values to fp16 does. fp32 computes every activation
+//! as it is defined.
 
 mod device;
 mod encoder;
@@ -28,13 +29,13 @@ mod weights;
 use std::sync::Arc;
 
 use self::device::Device;
-use self::gemm::Plans;
+use self::gemm::{Epilogue, Plans};
 use self::kernels::DeviceType;
-use self::weights::{Activation, Weights};
+use self::weights::Weights;
 use super::{Dtype, Engine, Runner};
 use crate::error::{Error, Result};
 use crate::head::HeadSpec;
-use crate::model::{self, EncoderSpec};
+use crate::model::{self, EncoderSpec, HiddenAct};
 
 pub use self::probe::{devices, required_symbols};
 
@@ -47,8 +48,22 @@ pub struct CudaOptions {
     pub dtype: Dtype,
     /// Tokens of the passes that memory is allocated for at load, where the user fixed them.
     pub pass_tokens: Option<usize>,
-    /// Whether every activation is computed as it is defined, in every format, for the price of one more kernel a layer.
-    pub exact_activation: bool,
+    /// How the feed-forward layer's activation is computed. fp32 is always exact.
+    pub activation: ActivationPlace,
+}
+
+/// How the feed-forward layer's activation is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActivationPlace {
+    /// As `Fused` or as `Apart`, for each number of rows what is faster when the plan is made. GELU by tanh.
+    #[default]
+    Fastest,
+    /// Within the matrix product before it. GELU by tanh.
+    Fused,
+    /// By a kernel after it. GELU by tanh.
+    Apart,
+    /// By a kernel after it, as `hidden_act` defines it.
+    Exact,
 }
 
 /// A loaded model.
@@ -56,11 +71,15 @@ pub(super) struct CudaModel {
     spec: EncoderSpec,
     head: HeadSpec,
     dtype: DeviceType,
-    activation: Activation,
+    activation: ActivationPlace,
+    /// What the kernel of activations computes in every layer; `None` where the plan says whether it runs.
+    apart: Option<HiddenAct>,
     /// Query rows of a tile of attention.
     tile_rows: usize,
     /// Tokens of the passes that memory is allocated for at load.
     pass_tokens: usize,
+    /// Whether `pass_tokens` was measured.
+    measured: bool,
     plans: Plans,
     weights: Weights,
     device: Arc<Device>,
@@ -79,23 +98,38 @@ pub fn load(
 ) -> Result<Arc<dyn Engine>> {
     let dtype = device_type(options.dtype)?;
     let tile_rows = check_dimensions(spec, dtype)?;
-    let activation =
-        if options.exact_activation || dtype == DeviceType::F32 { Activation::Apart } else { Activation::Fused };
+    let activation = if dtype == DeviceType::F32 { ActivationPlace::Exact } else { options.activation };
+    let fused = if spec.hidden_act == HiddenAct::Relu { Epilogue::BiasRelu } else { Epilogue::BiasGelu };
+    let (intermediate, apart) = match activation {
+        ActivationPlace::Fastest => (vec![fused, Epilogue::Bias], None),
+        ActivationPlace::Fused => (vec![fused], None),
+        ActivationPlace::Apart => (vec![Epilogue::Bias], fused.activation()),
+        ActivationPlace::Exact => (vec![Epilogue::Bias], Some(spec.hidden_act)),
+    };
     let device = Device::open(options.device)?;
     let pass_tokens = options.pass_tokens.unwrap_or_else(|| efficient_pass(&device, spec));
-    let weights = Weights::load(&device, spec, weights, dtype, activation)?;
-    let model = CudaModel {
+    let weights = Weights::load(&device, spec, weights, dtype, &intermediate)?;
+    let mut model = Arc::new(CudaModel {
         spec: spec.clone(),
         head: *head,
         dtype,
         activation,
+        apart,
         tile_rows,
         pass_tokens,
+        measured: false,
         plans: Plans::default(),
         weights,
         device,
-    };
-    Ok(Arc::new(CudaEngine(Arc::new(model))))
+    });
+    if options.pass_tokens.is_none() {
+        let measured = runner::measure_pass(&model, pass_tokens);
+        // What measured is gone, so that nothing else holds the model.
+        if let (Some(tokens), Some(model)) = (measured?, Arc::get_mut(&mut model)) {
+            (model.pass_tokens, model.measured) = (tokens, true);
+        }
+    }
+    Ok(Arc::new(CudaEngine(model)))
 }
 
 /// Checks that there are kernels for the model's dimensions, and returns the query rows of a tile of attention.
@@ -138,7 +172,8 @@ fn dtype_name(dtype: DeviceType) -> &'static str {
     }
 }
 
-/// Tokens of a pass that fills every multiprocessor with 128 x 256 tiles of an `h`-wide product, without a rest.
+/// Tokens of a pass that fills every multiprocessor with 128 x 256 tiles of an `h`-wide product, without a rest: what is
+/// taken where no measurement can say it.
 fn efficient_pass(device: &Device, spec: &EncoderSpec) -> usize {
     (device.multiprocessors * 128 * 256 / spec.hidden_size).next_multiple_of(128).clamp(2048, 16_384)
 }
@@ -163,11 +198,14 @@ impl Engine for CudaEngine {
         let model = &self.0;
         let (major, minor) = model.device.capability;
         let activation = match model.activation {
-            Activation::Fused => "activation within the matrix product",
-            Activation::Apart => "exact activation",
+            ActivationPlace::Fastest => "activation where it is faster",
+            ActivationPlace::Fused => "activation within the matrix product",
+            ActivationPlace::Apart => "activation after the matrix product",
+            ActivationPlace::Exact => "exact activation",
         };
+        let measured = if model.measured { ", best pass measured" } else { "" };
         format!(
-            "CUDA device {} ({}, compute capability {major}.{minor}), {}, {activation}, {} MiB of weights",
+            "CUDA device {} ({}, compute capability {major}.{minor}), {}, {activation}, {} MiB of weights{measured}",
             model.device.ordinal,
             model.device.name,
             dtype_name(model.dtype),

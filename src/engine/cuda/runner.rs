@@ -1,7 +1,7 @@
 //! A runner: the stream and the memory of one instance, the checks of a pass before it and of its results after it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::encoder::{Pass, bucket, buckets};
 use super::exchange::Exchange;
@@ -15,8 +15,14 @@ use crate::engine::{Output, Runner, Slot};
 use crate::error::{Error, ErrorKind, Result};
 use crate::head::{HeadSpec, Pooling};
 
-/// How long plans are made at load. What is left then is made when a pass first needs it.
+/// How long plans of a model are made at load. What is left then is made when a pass first needs it.
 const PLANNING: Duration = Duration::from_secs(2);
+/// How much of that may go into finding the best pass.
+const MEASURING: Duration = Duration::from_secs(1);
+/// Tokens of the passes that are compared for it: from the first, in steps.
+const MEASURED: (usize, usize) = (1024, 512);
+/// A smaller pass is better than a faster one within this share of the best tokens/s: it waits less, and takes less memory.
+const NEAR_BEST: f32 = 0.98;
 /// Passes of more tokens get their memory when they come: a `max_batch_tokens` that only means "no limit" is no reason
 /// to allocate for it.
 const MOST_TOKENS_AT_LOAD: usize = 16_384;
@@ -41,10 +47,17 @@ impl CudaRunner {
     /// # Errors
     /// `Unavailable` when the device has no room; `Unsupported` for a product that cublasLt does not have.
     pub(super) fn new(model: Arc<CudaModel>) -> Result<Self> {
+        let mut runner = Self::empty(model)?;
+        runner.prepare()?;
+        Ok(runner)
+    }
+
+    /// With no memory for a pass yet.
+    fn empty(model: Arc<CudaModel>) -> Result<Self> {
         let device = &model.device;
         // What NVIDIA recommends: 32 MiB from Hopper on, 4 MiB before.
         let workspace = if device.capability >= (9, 0) { 32 << 20 } else { 4 << 20 };
-        let mut runner = Self {
+        Ok(Self {
             exchange: Exchange::new(device)?,
             arena: DeviceMemory::empty(device),
             block: DeviceMemory::empty(device),
@@ -52,9 +65,7 @@ impl CudaRunner {
             events: [Event::timed(device)?, Event::timed(device)?],
             lists: Lists::default(),
             model,
-        };
-        runner.prepare()?;
-        Ok(runner)
+        })
     }
 
     /// Allocates for passes of the usual size, and makes the plans of all that are not larger.
@@ -70,8 +81,7 @@ impl CudaRunner {
         self.block.grow("the lists of a pass", 4 * words)?;
         let _current = model.device.make_current()?;
         self.exchange.reserve(words, words)?;
-        let started = Instant::now();
-        for rows in buckets(tokens).take_while(|_| started.elapsed() < PLANNING) {
+        for rows in buckets(tokens).take_while(|_| model.plans.spent() < PLANNING) {
             let pass = self.pass(&model, rows, rows);
             pass.plans()?;
             pass.pooler_plan()?;
@@ -147,6 +157,42 @@ impl CudaRunner {
     }
 }
 
+/// The best tokens of a pass, by the times of a layer's matrix products, which the plans then keep. `None` where there is no
+/// room to run the largest, or no time to come to `least`, which others were guessed to be as good as.
+///
+/// # Errors
+/// `Unsupported` for a product that cublasLt does not have; `Internal` for a device that fails.
+pub(super) fn measure_pass(model: &Arc<CudaModel>, least: usize) -> Result<Option<usize>> {
+    let measure = || -> Result<Vec<(usize, f32)>> {
+        let mut runner = CudaRunner::empty(Arc::clone(model))?;
+        runner.arena.grow("hidden states", model.arena_bytes(MOST_TOKENS_AT_LOAD))?;
+        let _current = model.device.make_current()?;
+        let mut times = Vec::new();
+        // From below: a slow device comes to its best sooner.
+        for tokens in (MEASURED.0..=MOST_TOKENS_AT_LOAD).step_by(MEASURED.1) {
+            if model.plans.spent() >= MEASURING {
+                break;
+            }
+            let plans = runner.pass(model, tokens, 1).plans()?;
+            times.extend(plans.milliseconds().map(|time| (tokens, time)));
+        }
+        runner.exchange.drain()?;
+        Ok(times)
+    };
+    match measure() {
+        Err(error) if error.kind == ErrorKind::Unavailable => Ok(None),
+        times => Ok(best_pass(&times?, least)),
+    }
+}
+
+/// Of passes with their times, the smallest whose tokens/s are near the best.
+fn best_pass(times: &[(usize, f32)], least: usize) -> Option<usize> {
+    let rate = |&(tokens, time): &(usize, f32)| tokens as f32 / time;
+    let best = times.iter().map(rate).fold(0.0, f32::max);
+    let reached = times.last().is_some_and(|&(tokens, _)| tokens >= least);
+    times.iter().find(|one| reached && rate(one) >= NEAR_BEST * best).map(|&(tokens, _)| tokens)
+}
+
 impl Runner for CudaRunner {
     fn run(&mut self, batch: &PackedBatch, outputs: &mut [Output<'_>]) -> Result<()> {
         self.model.device.check_lost()?;
@@ -177,5 +223,20 @@ fn host_len(slot: &Slot<'_>) -> Option<usize> {
     match slot {
         Slot::Host(slot) => Some(slot.len()),
         Slot::Device { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_pass_is_the_smallest_near_the_best_rate() {
+        // 100, 125, 150, 148 and 152 tokens/ms.
+        let times = [(1000, 10.0), (2000, 16.0), (3000, 20.0), (3700, 25.0), (4560, 30.0)];
+        assert_eq!(best_pass(&times, 4000), Some(3000), "98.7% of the best");
+        assert_eq!(best_pass(&times[..2], 2000), Some(2000));
+        assert_eq!(best_pass(&times, 4561), None, "not measured far enough");
+        assert_eq!(best_pass(&[], 0), None);
     }
 }

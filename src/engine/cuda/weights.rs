@@ -8,7 +8,7 @@ use super::gemm::{Epilogue, Linear};
 use super::kernels::DeviceType;
 use super::memory::{ALIGNMENT, DeviceMemory};
 use crate::error::{Error, Result};
-use crate::model::{self, EncoderSpec, HiddenAct, Tensor};
+use crate::model::{self, EncoderSpec, Tensor};
 
 /// Elements that are converted and copied at once.
 const CHUNK: usize = 1 << 20;
@@ -26,7 +26,7 @@ pub(super) struct Layer {
     /// Adds to the residual stream.
     pub attention_output: Linear,
     pub attention_norm: Norm,
-    /// With the activation where cublasLt has it.
+    /// With the activation, or before it.
     pub intermediate: Linear,
     /// Adds to the residual stream.
     pub output: Linear,
@@ -58,7 +58,8 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Converts `weights` to `dtype` and copies them to the device. `activation` is where `hidden_act` is computed.
+    /// Converts `weights` to `dtype` and copies them to the device. `intermediate` is how the feed-forward layer's first
+    /// product may end.
     ///
     /// # Errors
     /// `Unavailable` when the device has no room; `Invalid`, with the tensor's name, for weights that `dtype` cannot hold.
@@ -67,7 +68,7 @@ impl Weights {
         spec: &EncoderSpec,
         weights: &model::Weights<'_>,
         dtype: DeviceType,
-        activation: Activation,
+        intermediate: &[Epilogue],
     ) -> Result<Self> {
         let mut parts = Parts { dtype, parts: Vec::new(), bytes: 0 };
         let places = Places::of(weights, &mut parts);
@@ -77,30 +78,27 @@ impl Weights {
         let (h, ff) = (spec.hidden_size, spec.intermediate_size);
         let at = |place: usize| memory.address() + place as u64;
         let norm = |(gamma, beta): (usize, usize)| Norm { gamma: at(gamma), beta: at(beta) };
-        let linear = |(weight, bias): (usize, usize), out, input, epilogue| {
-            Linear::new(device, dtype, (at(weight), at(bias)), (out, input), epilogue)
-        };
-        let intermediate = match (activation, spec.hidden_act) {
-            (Activation::Fused, HiddenAct::Gelu | HiddenAct::GeluTanh) => Epilogue::BiasGelu,
-            (Activation::Fused, HiddenAct::Relu) => Epilogue::BiasRelu,
-            (Activation::Apart, _) => Epilogue::Bias,
+        let linear = |(weight, bias): (usize, usize), out, input, epilogues: &[Epilogue]| {
+            Linear::new(device, dtype, (at(weight), at(bias)), (out, input), epilogues)
         };
         let layers = places.layers.iter().map(|layer| {
             Ok(Layer {
-                qkv: linear(layer.qkv, 3 * h, h, Epilogue::Bias)?,
-                attention_output: linear(layer.attention_output, h, h, Epilogue::BiasAdd)?,
+                qkv: linear(layer.qkv, 3 * h, h, &[Epilogue::Bias])?,
+                attention_output: linear(layer.attention_output, h, h, &[Epilogue::BiasAdd])?,
                 attention_norm: norm(layer.attention_norm),
                 intermediate: linear(layer.intermediate, ff, h, intermediate)?,
-                output: linear(layer.output, h, ff, Epilogue::BiasAdd)?,
+                output: linear(layer.output, h, ff, &[Epilogue::BiasAdd])?,
                 output_norm: norm(layer.output_norm),
             })
         });
         let layers = layers.collect::<Result<_>>()?;
         let classifier = match places.classifier {
             None => None,
-            Some((pooler, (weight, bias))) => {
-                Some(Classifier { pooler: linear(pooler, h, h, Epilogue::Bias)?, weight: at(weight), bias: at(bias) })
-            }
+            Some((pooler, (weight, bias))) => Some(Classifier {
+                pooler: linear(pooler, h, h, &[Epilogue::Bias])?,
+                weight: at(weight),
+                bias: at(bias),
+            }),
         };
         Ok(Self {
             word: at(places.word),
@@ -112,15 +110,6 @@ impl Weights {
             memory,
         })
     }
-}
-
-/// Where the feed-forward layer's activation is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Activation {
-    /// At the end of the matrix product; GELU by tanh.
-    Fused,
-    /// By a kernel of its own, as `hidden_act` says.
-    Apart,
 }
 
 /// Offsets in the allocation: weight and bias, or scale and shift.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use cudarc::driver::result;
 use model::{Model, Numbers, cosine, minilm, minilm_rows, run, spec};
 use triton_rust::batch::PackedBatch;
-use triton_rust::engine::cuda::CudaOptions;
+use triton_rust::engine::cuda::{ActivationPlace, CudaOptions};
 use triton_rust::engine::{Dtype, Output, Slot};
 use triton_rust::error::ErrorKind;
 use triton_rust::head::{Activation, HeadSpec, Pooling, Value};
@@ -132,17 +132,30 @@ fn shapes_equal_the_cpu_engine() {
 }
 
 #[test]
-fn the_activation_within_the_product_is_as_near_as_the_exact_one() {
+fn the_activation_is_as_near_wherever_it_is_computed() {
     let _device = cuda_device::shared();
-    let model = Model::random(spec(64, 2, HiddenAct::Gelu), EMBED);
-    let batch = model.batch(&[40, 90]);
-    let right = run(&mut *model.right(), &batch, Value::Embedding, 128).expect("a result");
-    for exact_activation in [false, true] {
-        let options = CudaOptions { exact_activation, ..small(Dtype::Fp16) };
-        let mut runner = model.cuda(options).expect("an engine").runner().expect("a runner");
-        let got = run(&mut *runner, &batch, Value::Embedding, 128).expect("a result");
-        for (got, right) in got.chunks_exact(128).zip(right.chunks_exact(128)) {
-            assert!(cosine(got, right) > 0.9999);
+    let places = [ActivationPlace::Exact, ActivationPlace::Apart, ActivationPlace::Fused, ActivationPlace::Fastest];
+    for (hidden_act, head) in [(HiddenAct::Gelu, EMBED), (HiddenAct::Relu, EMBED), (HiddenAct::GeluTanh, CLASSIFY)] {
+        let model = Model::random(spec(64, 2, hidden_act), head);
+        let batch = model.batch(&[40, 90]);
+        let (value, width) = (head.main_value(), head.width(head.main_value(), &model.spec));
+        let right = run(&mut *model.right(), &batch, value, width).expect("a result");
+        for (dtype, least, near) in [(Dtype::Fp16, 0.9999, 2e-3), (Dtype::Bf16, 0.999, 2e-2)] {
+            let answers = places.map(|activation| {
+                let options = CudaOptions { activation, ..small(dtype) };
+                let mut runner = model.cuda(options).expect("an engine").runner().expect("a runner");
+                run(&mut *runner, &batch, value, width).expect("a result")
+            });
+            for (place, got) in places.iter().zip(&answers) {
+                for (got, right) in got.chunks_exact(width).zip(right.chunks_exact(width)) {
+                    assert!(cosine(got, right) > least, "{hidden_act:?} {dtype:?} {place:?}");
+                }
+            }
+            let scale = right.iter().fold(1.0_f32, |most, x| most.max(x.abs()));
+            let [_, apart, fused, fastest] = &answers;
+            let what = format!("{hidden_act:?} {dtype:?}");
+            assert_near(apart, fused, scale * near, &format!("{what}: apart and fused"));
+            assert_near(fastest, fused, scale * near, &format!("{what}: fastest and fused"));
         }
     }
 }
