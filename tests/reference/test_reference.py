@@ -102,7 +102,9 @@ def test_assembled_repository(tmp_path):
     said = []
     assemble_models.assemble(tmp_path, said.append)
     files = sorted(p for p in tmp_path.rglob("*") if p.is_file())
-    assert not [p for p in files if p.name.endswith(".tmp")] and len(said) == 2
+    models = {p.parent.name for p in assemble_models.SOURCES.glob("*/config.pbtxt")}
+    assert not [p for p in files if p.name.endswith(".tmp")]
+    assert {p.parent.name for p in tmp_path.glob("*/config.pbtxt")} == models
     for name in ("embed", "sentiment"):
         assert 'backend: "rust"' in (tmp_path / name / "config.pbtxt").read_text()
     package = assemble_models.body_directory()

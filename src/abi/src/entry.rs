@@ -15,6 +15,7 @@ use crate::error::{Error, Result, c_string, check};
 use crate::guard::{self, catch};
 use crate::host;
 use crate::instance::InstanceHandle;
+use crate::memory;
 use crate::model::ModelHandle;
 use crate::sys;
 
@@ -271,6 +272,7 @@ pub unsafe fn execute<B: Backend>(
         backend.execute(model, &mut instance, batch);
         Ok(())
     });
+    memory::settle();
     std::ptr::null_mut()
 }
 

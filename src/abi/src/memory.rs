@@ -6,6 +6,8 @@
 
 mod cuda;
 
+use std::cell::Cell;
+
 use crate::error::{Error, Result};
 use crate::sys;
 
@@ -41,11 +43,32 @@ impl Memory {
     }
 }
 
+/// Batches of so many bytes leave the allocator something to give back.
+const LARGE_BATCH: usize = 4 << 20;
+
+thread_local! {
+    /// Bytes that this thread has copied out of requests since [`settle`].
+    static COPIED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// At the end of a batch. The allocator keeps what a thread has freed for that thread, so that a dozen instances of which
+/// each has had one huge request would keep a dozen times its memory; after a large batch it is told not to.
+pub(crate) fn settle() {
+    if COPIED.replace(0) >= LARGE_BATCH {
+        #[cfg(target_env = "gnu")]
+        // SAFETY: may be called at any time, by any thread; it touches free memory only.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+    }
+}
+
 /// Copies `to.len()` bytes at `from`, which lies in `memory`.
 ///
 /// # Safety
 /// `from` points to that many readable bytes in `memory`, which do not overlap `to`.
 pub(crate) unsafe fn copy_to_host(memory: Memory, from: *const u8, to: &mut [u8]) -> Result<()> {
+    COPIED.set(COPIED.get().saturating_add(to.len()));
     match memory {
         Memory::Cpu | Memory::Pinned => {
             // SAFETY: readable and not overlapping by this function's contract; `to` is a writable slice.
