@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from harness import ROOT
+from harness import ROOT, until
 
 SCRIPT = ROOT / "scripts" / "perf_analyzer.py"
 
@@ -31,4 +31,4 @@ def test_perf_analyzer_measures_a_model(common, model, arguments):
     before = common.statistics(model)["inference_count"]
     screen = analyze(model, "-u", address, "--concurrency-range", "2", *arguments)
     assert float(re.search(r"Throughput: ([0-9.]+) infer/sec", screen)[1]) > 0, screen
-    assert common.statistics(model)["inference_count"] >= before + 40
+    assert until(lambda: common.statistics(model)["inference_count"] >= before + 40, seconds=5)
