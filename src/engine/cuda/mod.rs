@@ -14,6 +14,7 @@
 //! config.json, by at most 4.7e-4, less than what rounding the larger values to fp16 does. fp32 computes every activation
 //! as it is defined.
 
+mod arguments;
 mod device;
 mod encoder;
 mod exchange;
