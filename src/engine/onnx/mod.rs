@@ -184,6 +184,19 @@ mod tests {
     use crate::head::Pooling;
     use crate::model::HiddenAct;
 
+    /// A small encoder.
+    pub(super) const SPEC: EncoderSpec = EncoderSpec {
+        vocab_size: 8,
+        hidden_size: 4,
+        num_hidden_layers: 1,
+        num_attention_heads: 2,
+        intermediate_size: 8,
+        max_position_embeddings: 16,
+        type_vocab_size: 2,
+        layer_norm_eps: 1e-12,
+        hidden_act: HiddenAct::Gelu,
+    };
+
     /// A directory with the library of the pinned wheel under its name.
     fn library() -> tempfile::TempDir {
         let lib = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".venv/lib");
@@ -200,21 +213,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         // No bytes are a message without fields, and a model without a graph.
         std::fs::write(directory.path().join(FILE), "").unwrap();
-        let spec = EncoderSpec {
-            vocab_size: 8,
-            hidden_size: 4,
-            num_hidden_layers: 1,
-            num_attention_heads: 2,
-            intermediate_size: 8,
-            max_position_embeddings: 16,
-            type_vocab_size: 2,
-            layer_norm_eps: 1e-12,
-            hidden_act: HiddenAct::Gelu,
-        };
         let head = HeadSpec::Embed { pooling: Pooling::Mean, normalize: false };
         let library = library.to_path_buf();
         let options = OnnxOptions { library, pool_threads: 1, own_threads: None, device, log: |_, _| {} };
-        load(directory.path(), &spec, &head, 0, &options).err().expect("refused")
+        load(directory.path(), &SPEC, &head, 0, &options).err().expect("refused")
     }
 
     #[test]

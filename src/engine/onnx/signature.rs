@@ -146,9 +146,9 @@ fn output<'o>(outputs: &'o [Outlet], head: &HeadSpec) -> Result<(&'o Outlet, Mea
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::SPEC;
     use super::*;
     use crate::head::{Activation, Pooling};
-    use crate::model::HiddenAct;
 
     const EMBED: HeadSpec = HeadSpec::Embed { pooling: Pooling::Mean, normalize: true };
     const CLASSIFY: HeadSpec = HeadSpec::Classify { num_labels: 3, activation: Activation::Softmax };
@@ -162,18 +162,7 @@ mod tests {
     }
 
     fn find(inputs: &[Outlet], outputs: &[Outlet], head: &HeadSpec) -> Result<Signature> {
-        let spec = EncoderSpec {
-            vocab_size: 8,
-            hidden_size: 4,
-            num_hidden_layers: 1,
-            num_attention_heads: 2,
-            intermediate_size: 8,
-            max_position_embeddings: 16,
-            type_vocab_size: 2,
-            layer_norm_eps: 1e-12,
-            hidden_act: HiddenAct::Gelu,
-        };
-        Signature::find(inputs, outputs, head, &spec)
+        Signature::find(inputs, outputs, head, &SPEC)
     }
 
     #[test]
