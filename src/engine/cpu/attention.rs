@@ -20,13 +20,13 @@ pub(super) const SCORES: usize = KEYS + PANEL;
 
 /// The working memory of one thread.
 pub(super) struct AttentionScratch {
-    /// `[ceil(S / 32), d, 32]`, the keys of one sequence and head, transposed in panels.
+    /// `[ceil(S / w), d, w]`, the keys of one sequence and head, transposed in panels of `w`, the kernels' width.
     keys: Aligned<f32>,
-    /// `[ceil(d / 32), S, 32]`, the values in panels.
+    /// `[ceil(d / w), S, w]`, the values in panels.
     values: Aligned<f32>,
     /// `[12, SCORES]`.
     scores: Aligned<f32>,
-    /// `[12, ceil(d / 32) * 32]`.
+    /// `[12, ceil(d / w) * w]`.
     sums: Aligned<f32>,
     low: LowScratch,
     /// There is room for so many tokens.
@@ -219,11 +219,12 @@ impl Attention<'_> {
     fn head(&self, qkv: &[f32], head: Head, scratch: &mut AttentionScratch, context: &SharedRows<'_>) {
         let Head { tokens, head, queries, first } = head;
         let (h, d, len) = (self.hidden, self.hidden / self.heads, tokens.len());
-        let width = d.next_multiple_of(PANEL);
+        let w = self.kernels.panel;
+        let width = d.next_multiple_of(w);
         let sequence = &qkv[tokens.start * 3 * h..tokens.end * 3 * h];
         let query = &sequence[head * d..];
-        pack_keys(&sequence[h + head * d..], 3 * h, len, d, &mut scratch.keys);
-        pack_values(&sequence[2 * h + head * d..], 3 * h, len, d, &mut scratch.values);
+        pack_keys(&sequence[h + head * d..], 3 * h, (len, d), w, &mut scratch.keys);
+        pack_values(&sequence[2 * h + head * d..], 3 * h, (len, d), w, &mut scratch.values);
 
         let tiles = queries.len().div_ceil(TILE_ROWS);
         for tile in 0..tiles {
@@ -233,10 +234,10 @@ impl Attention<'_> {
             let mut total = [0.0; TILE_ROWS];
             scratch.sums[..rows * width].fill(0.0);
             for keys in (0..len).step_by(KEYS).map(|key| key..len.min(key + KEYS)) {
-                let panels = keys.start / PANEL..keys.end.div_ceil(PANEL);
+                let panels = keys.start / w..keys.end.div_ceil(w);
                 for (i, panel) in panels.enumerate() {
-                    let b = &scratch.keys[panel * d * PANEL..][..d * PANEL];
-                    let (a, out) = (&query[start * 3 * h..], &mut scratch.scores[i * PANEL..]);
+                    let b = &scratch.keys[panel * d * w..][..d * w];
+                    let (a, out) = (&query[start * 3 * h..], &mut scratch.scores[i * w..]);
                     (self.kernels.tile)(Tile { rows, k: d, a, lda: 3 * h, b, out, ldo: SCORES });
                 }
                 let mut rescale = [0.0; TILE_ROWS];
@@ -246,13 +247,13 @@ impl Attention<'_> {
                     total[i] = total[i] * rescale[i] + sum;
                     max[i] = now;
                 }
-                for panel in 0..width / PANEL {
+                for panel in 0..width / w {
                     let mut out = [[0.0; PANEL]; TILE_ROWS];
-                    let b = &scratch.values[(panel * len + keys.start) * PANEL..][..keys.len() * PANEL];
+                    let b = &scratch.values[(panel * len + keys.start) * w..][..keys.len() * w];
                     let (a, product) = (&scratch.scores[..], out.as_flattened_mut());
                     (self.kernels.tile)(Tile { rows, k: keys.len(), a, lda: SCORES, b, out: product, ldo: PANEL });
                     for i in 0..rows {
-                        let sums = &mut scratch.sums[i * width + panel * PANEL..][..PANEL];
+                        let sums = &mut scratch.sums[i * width + panel * w..][..w];
                         sums.iter_mut().zip(&out[i]).for_each(|(s, x)| *s = *s * rescale[i] + x);
                     }
                 }
@@ -267,26 +268,26 @@ impl Attention<'_> {
     }
 }
 
-/// `keys`: rows of `d` that are `stride` apart, to `[ceil(len / 32), d, 32]`, zero past `len`.
-fn pack_keys(keys: &[f32], stride: usize, len: usize, d: usize, packed: &mut [f32]) {
-    for (p, panel) in packed[..len.next_multiple_of(PANEL) * d].chunks_exact_mut(d * PANEL).enumerate() {
-        let rows = (len - p * PANEL).min(PANEL);
-        if rows < PANEL {
+/// `keys`: rows of `d` that are `stride` apart, to `[ceil(len / w), d, w]`, zero past `len`.
+fn pack_keys(keys: &[f32], stride: usize, (len, d): (usize, usize), w: usize, packed: &mut [f32]) {
+    for (p, panel) in packed[..len.next_multiple_of(w) * d].chunks_exact_mut(d * w).enumerate() {
+        let rows = (len - p * w).min(w);
+        if rows < w {
             panel.fill(0.0);
         }
         for column in 0..rows {
-            let key = &keys[(p * PANEL + column) * stride..][..d];
-            panel.iter_mut().skip(column).step_by(PANEL).zip(key).for_each(|(p, &x)| *p = x);
+            let key = &keys[(p * w + column) * stride..][..d];
+            panel.chunks_exact_mut(w).zip(key).for_each(|(row, &x)| row[column] = x);
         }
     }
 }
 
-/// `values`: rows of `d` that are `stride` apart, to `[ceil(d / 32), len, 32]`, zero past `d`.
-fn pack_values(values: &[f32], stride: usize, len: usize, d: usize, packed: &mut [f32]) {
-    for (p, panel) in packed[..d.next_multiple_of(PANEL) * len].chunks_exact_mut(len * PANEL).enumerate() {
-        let columns = (d - p * PANEL).min(PANEL);
-        for (i, row) in panel.chunks_exact_mut(PANEL).enumerate() {
-            row[..columns].copy_from_slice(&values[i * stride + p * PANEL..][..columns]);
+/// `values`: rows of `d` that are `stride` apart, to `[ceil(d / w), len, w]`, zero past `d`.
+fn pack_values(values: &[f32], stride: usize, (len, d): (usize, usize), w: usize, packed: &mut [f32]) {
+    for (p, panel) in packed[..d.next_multiple_of(w) * len].chunks_exact_mut(len * w).enumerate() {
+        let columns = (d - p * w).min(w);
+        for (i, row) in panel.chunks_exact_mut(w).enumerate() {
+            row[..columns].copy_from_slice(&values[i * stride + p * w..][..columns]);
             row[columns..].fill(0.0);
         }
     }

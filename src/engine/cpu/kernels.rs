@@ -6,13 +6,13 @@ use super::exec::SharedRows;
 use super::low::LowKernels;
 use super::rows::Epilogue;
 
-/// Columns of a tile; weights are packed in panels of as many.
+/// Columns of a tile in bf16 and int8, and the most that one in fp32 has; weights are packed in panels of as many.
 pub(super) const PANEL: usize = 32;
 /// Most rows of a tile.
 pub(super) const TILE_ROWS: usize = 12;
 
-/// `out [rows, 32] = a [rows, k] * b [k, 32]`. Each number of `out` is one chain of multiply-adds in the order of `k`,
-/// so it does not depend on the other rows.
+/// `out [rows, w] = a [rows, k] * b [k, w]`, `w` being [`PANEL`] or, in fp32, the table's [`Kernels::panel`]. Each number
+/// of `out` is one chain of multiply-adds in the order of `k`, so it does not depend on the other rows.
 ///
 /// A step of the product takes four bytes of each row of `a`: one fp32 number, two bf16 or four int8 ([`per_step`]).
 /// `b` holds as many numbers of each column side by side.
@@ -24,9 +24,9 @@ pub(super) struct Tile<'a, A = f32, B = A> {
     /// Rows of `k` steps, `lda` numbers apart.
     pub a: &'a [A],
     pub lda: usize,
-    /// `[k, 32, per step]`.
+    /// `[k, w, per step]`.
     pub b: &'a [B],
-    /// Rows of 32 numbers, `ldo` apart.
+    /// Rows of `w` numbers, `ldo` apart.
     pub out: &'a mut [f32],
     pub ldo: usize,
 }
@@ -37,14 +37,14 @@ pub(super) const fn per_step<T>() -> usize {
 }
 
 impl<A, B> Tile<'_, A, B> {
-    /// Panics unless the slices hold what the shapes say.
+    /// Panics unless the slices hold what the shapes say, for `W` columns.
     #[inline(always)]
-    pub(super) fn check(&self) {
+    pub(super) fn check<const W: usize>(&self) {
         assert!(
             (1..=TILE_ROWS).contains(&self.rows)
                 && self.a.len() >= (self.rows - 1) * self.lda + self.k * per_step::<A>()
-                && self.b.len() >= self.k * PANEL * per_step::<B>()
-                && self.out.len() >= (self.rows - 1) * self.ldo + PANEL,
+                && self.b.len() >= self.k * W * per_step::<B>()
+                && self.out.len() >= (self.rows - 1) * self.ldo + W,
             "a tile's shapes do not fit its slices"
         );
     }
@@ -56,6 +56,11 @@ type EpilogueKernel = unsafe fn(Epilogue, &[[f32; 32]], &[f32], &SharedRows<'_>,
 /// One instruction set's kernels. What they compute is said where their plain form is, in `rows.rs`.
 pub(super) struct Kernels {
     pub name: &'static str,
+    /// Columns of a tile in fp32, 16 or 32.
+    pub panel: usize,
+    /// Bytes of rows that one sweep over a linear layer's weights uses: they stay in the second-level cache beside the
+    /// panel that is used and the one that comes next.
+    pub sweep: usize,
     pub tile: fn(Tile<'_>),
     pub layer_norm: fn(&mut [f32], &[f32], &[f32], f32),
     pub softmax: fn(&mut [f32], f32) -> (f32, f32),
@@ -90,7 +95,7 @@ pub(super) use with_rows;
 
 /// Compiles the loops of `rows.rs` for one instruction set and makes its table.
 macro_rules! table {
-    ($table:ident, $module:ident, $fma:literal, $tile:path $(, $feature:literal)?) => {
+    ($table:ident, $module:ident, $fma:literal, $panel:expr, $sweep:expr, $tile:path $(, $feature:literal)?) => {
         mod $module {
             use super::super::rows;
             use super::*;
@@ -122,6 +127,8 @@ macro_rules! table {
             #[allow(unused_unsafe)]
             pub(super) static $table: Kernels = Kernels {
                 name: stringify!($module),
+                panel: $panel,
+                sweep: $sweep,
                 tile: $tile,
                 // SAFETY: as above.
                 layer_norm: |x, gamma, beta, eps| unsafe { layer_norm_here(x, gamma, beta, eps) },
@@ -138,10 +145,28 @@ macro_rules! table {
 }
 
 #[cfg(target_arch = "x86_64")]
-table!(AVX512, avx512, true, crate::engine::cpu::tile_avx512::tile, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
+table!(
+    AVX512,
+    avx512,
+    true,
+    PANEL,
+    384 << 10,
+    crate::engine::cpu::tile_avx512::tile,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+);
+// Columns that are one cache line wide follow each other in memory as they are read. CPUs without AVX-512 often have a
+// second-level cache of 512 KiB only.
 #[cfg(target_arch = "x86_64")]
-table!(AVX2, avx2, true, crate::engine::cpu::tile_avx2::tile, "avx2,fma");
-table!(PORTABLE, portable, false, crate::engine::cpu::tile_portable::tile);
+table!(
+    AVX2,
+    avx2,
+    true,
+    crate::engine::cpu::tile_avx2::WIDTH,
+    192 << 10,
+    crate::engine::cpu::tile_avx2::tile,
+    "avx2,fma"
+);
+table!(PORTABLE, portable, false, PANEL, 384 << 10, crate::engine::cpu::tile_portable::tile);
 
 #[cfg(target_arch = "x86_64")]
 static AVX512_BF16: Kernels = Kernels { name: "avx512_bf16", low: Some(&super::low::AVX512_BF16), ..avx512::AVX512 };

@@ -11,9 +11,6 @@ use super::rows::Epilogue;
 use crate::error::Result;
 use crate::model::{self, HiddenAct};
 
-/// Bytes of `a` that one sweep over the weights uses: they stay in the second-level cache beside one panel.
-const A_BLOCK: usize = 384 * 1024;
-
 /// The number format of weights and matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
@@ -27,13 +24,15 @@ pub(super) struct Linear {
     /// Inputs and outputs.
     pub k: usize,
     pub n: usize,
+    /// Outputs of a panel, `w`.
+    panel: usize,
     panels: Panels,
-    /// `[ceil(n / 32) * 32]`, zero past `n`.
+    /// `[ceil(n / w) * w]`, zero past `n`.
     bias: Vec<f32>,
 }
 
-/// `[ceil(n / 32), steps, 32, numbers a step]`: panel `p` holds the outputs `32 p .. 32 p + 32`, zero past `n`, and each
-/// step so many of the `k` inputs as fill four bytes, zero past `k`. With the length of a panel.
+/// `[ceil(n / w), steps, w, numbers a step]`: panel `p` holds the outputs `w p .. w p + w`, zero past `n`, and each step
+/// so many of the `k` inputs as fill four bytes, zero past `k`. With the length of a panel.
 enum Panels {
     F32(Aligned<f32>, usize),
     Bf16(Aligned<u16>, usize),
@@ -74,16 +73,17 @@ enum SharedOut<'a> {
 struct Block([[f32; PANEL]; TILE_ROWS]);
 
 impl Linear {
-    /// Packs `parts`, whose outputs follow one another; each is multiplied by its factor.
+    /// Packs `parts`, whose outputs follow one another, for `kernels`; each is multiplied by its factor.
     ///
     /// # Errors
     /// `Unavailable` when there is no memory.
-    pub(super) fn pack(parts: &[(model::Linear<'_>, f32)], format: Format) -> Result<Self> {
+    pub(super) fn pack(parts: &[(model::Linear<'_>, f32)], format: Format, kernels: &Kernels) -> Result<Self> {
         let k = parts[0].0.weight.shape()[1];
         let n = parts.iter().map(|(part, _)| part.bias.len()).sum::<usize>();
-        let columns = n.next_multiple_of(PANEL);
+        let panel = if format == Format::F32 { kernels.panel } else { PANEL };
+        let columns = n.next_multiple_of(panel);
         let mut panels = match format {
-            Format::F32 => Panels::F32(Aligned::zeroed(columns * k)?, PANEL * k),
+            Format::F32 => Panels::F32(Aligned::zeroed(columns * k)?, panel * k),
             Format::Bf16 => {
                 let k = k.next_multiple_of(2);
                 Panels::Bf16(Aligned::zeroed(columns * k)?, PANEL * k)
@@ -101,12 +101,12 @@ impl Linear {
             for i in 0..part.bias.len() {
                 part.weight.read(i * k, &mut row);
                 row.iter_mut().for_each(|x| *x *= factor);
-                panels.set(bias.len() + i, &row);
+                panels.set(bias.len() + i, panel, &row);
             }
             bias.extend(part.bias.to_f32().iter().map(|x| x * factor));
         }
         bias.resize(columns, 0.0);
-        Ok(Self { k, n, panels, bias })
+        Ok(Self { k, n, panel, panels, bias })
     }
 
     /// Of the weights, and of the rows that it runs on.
@@ -141,15 +141,15 @@ impl Linear {
         let (row_parts, panel_parts) = self.split(exec.threads(), rows);
         exec.for_each(row_parts * panel_parts, |task| {
             let mut rows = part(rows, row_parts, task / panel_parts);
-            let panels = part(n.div_ceil(PANEL), panel_parts, task % panel_parts);
-            let step = (A_BLOCK / (width * size)).next_multiple_of(TILE_ROWS).max(TILE_ROWS);
+            let panels = part(n.div_ceil(self.panel), panel_parts, task % panel_parts);
+            let step = (kernels.sweep / (width * size)).next_multiple_of(TILE_ROWS).max(TILE_ROWS);
             let mut out = Block([[0.0; PANEL]; TILE_ROWS]);
             while !rows.is_empty() {
                 let block = rows.start..rows.end.min(rows.start + step);
                 rows.start = block.end;
                 let tiles = block.len().div_ceil(TILE_ROWS);
                 for panel in panels.clone() {
-                    let columns = panel * PANEL..n.min((panel + 1) * PANEL);
+                    let columns = panel * self.panel..n.min((panel + 1) * self.panel);
                     for tile in 0..tiles {
                         let at = part(block.len(), tiles, tile);
                         let first = block.start + at.start;
@@ -220,7 +220,7 @@ impl Linear {
         }
         // Three tasks a thread: one that is late holds up the others by a third of its share.
         let wanted = 3 * threads;
-        let panel_parts = self.n.div_ceil(PANEL).min(wanted);
+        let panel_parts = self.n.div_ceil(self.panel).min(wanted);
         let row_parts = wanted.div_ceil(panel_parts).min(rows.div_ceil(4 * TILE_ROWS));
         (row_parts, panel_parts)
     }
@@ -256,28 +256,34 @@ impl Panels {
         }
     }
 
-    /// Sets the weights `[k]` of one output.
-    fn set(&mut self, output: usize, row: &[f32]) {
+    /// Sets the weights `[k]` of one output in its panel, of `width` outputs.
+    fn set(&mut self, output: usize, width: usize, row: &[f32]) {
         /// Spreads `row` over the steps of its column.
-        fn spread<T: Number>(panels: &mut [T], output: usize, row: &[f32], number: impl Fn(f32) -> T) {
+        fn spread<T: Number>(
+            panels: &mut [T],
+            (output, width): (usize, usize),
+            row: &[f32],
+            number: impl Fn(f32) -> T,
+        ) {
             let (a_step, k) = (per_step::<T>(), row.len());
-            let len = k.next_multiple_of(a_step) * PANEL;
-            let panel = &mut panels[output / PANEL * len..][..len];
-            let columns = panel.chunks_exact_mut(a_step).skip(output % PANEL).step_by(PANEL);
+            let len = k.next_multiple_of(a_step) * width;
+            let panel = &mut panels[output / width * len..][..len];
+            let columns = panel.chunks_exact_mut(a_step).skip(output % width).step_by(width);
             for (place, numbers) in columns.zip(row.chunks(a_step)) {
                 place.iter_mut().zip(numbers).for_each(|(place, &x)| *place = number(x));
             }
         }
+        let at = (output, width);
         match self {
-            Self::F32(panels, _) => spread(panels, output, row, |x| x),
-            Self::Bf16(panels, _) => spread(panels, output, row, |x| half::bf16::from_f32(x).to_bits()),
+            Self::F32(panels, _) => spread(panels, at, row, |x| x),
+            Self::Bf16(panels, _) => spread(panels, at, row, |x| half::bf16::from_f32(x).to_bits()),
             Self::Int8 { panels, scales, sums, .. } => {
                 let max = row.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
                 // One weight that is not finite must show in the results.
                 let broken: f32 = row.iter().map(|x| x * 0.0).sum();
                 let scale = if max > 0.0 { max / 127.0 + broken } else { 1.0 + broken };
                 let number = |x: f32| (x / scale).round() as i8;
-                spread(panels, output, row, number);
+                spread(panels, at, row, number);
                 scales[output] = scale;
                 sums[output] = row.iter().map(|&x| i32::from(number(x))).sum();
             }

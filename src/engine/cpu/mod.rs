@@ -99,7 +99,7 @@ impl CpuModel {
         let format = format(options.dtype, kernels)?;
         let all = pool.threads();
         let threads = if options.threads == 0 { all } else { options.threads.min(all) };
-        let weights = PackedWeights::pack(spec, weights, format)?;
+        let weights = PackedWeights::pack(spec, weights, format, kernels)?;
         let low = kernels.low.filter(|_| format != Format::F32);
         Ok(Self { spec: spec.clone(), head: *head, weights, format, kernels, low, pool, threads })
     }

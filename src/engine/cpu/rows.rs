@@ -90,7 +90,7 @@ pub(super) fn softmax<const FMA: bool>(scores: &mut [f32], before: f32) -> (f32,
     (max, sum_lanes(lanes))
 }
 
-/// The way of a tile `[rows, 32]` into `c` at `row` and `column .. column + bias.len()`.
+/// The way of a tile `[rows, bias.len()]`, in rows of 32, into `c` at `row` and `column .. column + bias.len()`.
 ///
 /// # Safety
 /// No other task uses that piece of `c`.
@@ -112,15 +112,25 @@ pub(super) unsafe fn epilogue<const FMA: bool>(
         (row, column): (usize, usize),
         f: impl Fn(f32) -> f32,
     ) {
+        /// Whole panels of a known width; whether `c` and `bias` are that.
+        #[inline(always)]
+        fn whole<const ADD: bool, const W: usize>(
+            tile: &[f32; 32],
+            bias: &[f32],
+            c: &mut [f32],
+            f: impl Fn(f32) -> f32,
+        ) -> bool {
+            let (Ok(c), Ok(bias)) = (<&mut [f32; W]>::try_from(c), <&[f32; W]>::try_from(bias)) else { return false };
+            for j in 0..W {
+                let y = f(tile[j] + bias[j]);
+                c[j] = if ADD { c[j] + y } else { y };
+            }
+            true
+        }
         for (i, tile) in tile.iter().enumerate() {
             // SAFETY: as the caller of `epilogue` promises.
             let c = unsafe { c.columns(row + i, column..column + bias.len()) };
-            if let (Ok(c), Ok(bias)) = (<&mut [f32; 32]>::try_from(&mut *c), <&[f32; 32]>::try_from(bias)) {
-                for j in 0..32 {
-                    let y = f(tile[j] + bias[j]);
-                    c[j] = if ADD { c[j] + y } else { y };
-                }
-            } else {
+            if !whole::<ADD, 32>(tile, bias, c, &f) && !whole::<ADD, 16>(tile, bias, c, &f) {
                 for ((c, &t), &b) in c.iter_mut().zip(tile).zip(bias) {
                     let y = f(t + b);
                     *c = if ADD { *c + y } else { y };

@@ -1,53 +1,55 @@
-//! The AVX2 fp32 tile: up to 6 rows x 16 columns at a time in 12 of the 16 vector registers, four such blocks a tile.
+//! The AVX2 fp32 tile, 16 columns: blocks of up to 6 rows in 12 of the 16 vector registers.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps};
 
+use super::exec::part;
 use super::kernels::Tile;
+
+/// Columns of the tile.
+pub(super) const WIDTH: usize = 16;
 
 /// Only in the table of kernels that is given out where the CPU has AVX2 and FMA.
 pub(super) fn tile(mut t: Tile<'_>) {
-    t.check();
-    let mut first = 0;
-    while first < t.rows {
-        let rows = (t.rows - first).min(6);
-        for half in [0, 16] {
-            macro_rules! block {
-                ($($r:literal)*) => {
-                    match rows {
-                        // SAFETY: the CPU has AVX2 and FMA, and `check` has compared the lengths with what is used.
-                        $($r => unsafe { block::<$r>(&mut t, first, half) },)*
-                        rows => unreachable!("a block of {rows} rows"),
-                    }
-                };
-            }
-            block!(1 2 3 4 5 6);
+    t.check::<WIDTH>();
+    // Of like size: a block of few rows takes as long as one of four, since each sum waits for itself.
+    let blocks = t.rows.div_ceil(6);
+    for i in 0..blocks {
+        let rows = part(t.rows, blocks, i);
+        macro_rules! block {
+            ($($r:literal)*) => {
+                match rows.len() {
+                    // SAFETY: the CPU has AVX2 and FMA, and `check` has compared the lengths with what is used.
+                    $($r => unsafe { block::<$r>(&mut t, rows.start) },)*
+                    rows => unreachable!("a block of {rows} rows"),
+                }
+            };
         }
-        first += rows;
+        block!(1 2 3 4 5 6);
     }
 }
 
-/// Rows `first .. first + R`, columns `column .. column + 16` of the tile.
+/// Rows `first .. first + R` of the tile.
 ///
 /// # Safety
-/// `t.check()` has passed, `first + R <= t.rows`, `column <= 16`.
+/// `t.check::<WIDTH>()` has passed, `first + R <= t.rows`.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn block<const R: usize>(t: &mut Tile<'_>, first: usize, column: usize) {
+unsafe fn block<const R: usize>(t: &mut Tile<'_>, first: usize) {
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
-    // SAFETY: `b` has `k` rows of 32, `a` `rows` rows of `k` numbers that are `lda` apart, `out` `rows` rows of 32 that
+    // SAFETY: `b` has `k` rows of 16, `a` `rows` rows of `k` numbers that are `lda` apart, `out` `rows` rows of 16 that
     // are `ldo` apart.
     unsafe {
         let a = t.a.as_ptr().add(first * t.lda);
-        let b = t.b.as_ptr().add(column);
+        let b = t.b.as_ptr();
         for k in 0..t.k {
-            let (b0, b1) = (_mm256_loadu_ps(b.add(k * 32)), _mm256_loadu_ps(b.add(k * 32 + 8)));
+            let (b0, b1) = (_mm256_loadu_ps(b.add(k * WIDTH)), _mm256_loadu_ps(b.add(k * WIDTH + 8)));
             for (r, sums) in sums.iter_mut().enumerate() {
                 let x = _mm256_set1_ps(*a.add(r * t.lda + k));
                 sums[0] = _mm256_fmadd_ps(x, b0, sums[0]);
                 sums[1] = _mm256_fmadd_ps(x, b1, sums[1]);
             }
         }
-        let out = t.out.as_mut_ptr().add(first * t.ldo + column);
+        let out = t.out.as_mut_ptr().add(first * t.ldo);
         for (r, sums) in sums.iter().enumerate() {
             _mm256_storeu_ps(out.add(r * t.ldo), sums[0]);
             _mm256_storeu_ps(out.add(r * t.ldo + 8), sums[1]);

@@ -11,7 +11,7 @@ use super::low::Scales;
 
 /// Only in the table of kernels that is given out where the CPU has AVX512-VNNI.
 pub(super) fn tile(t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
-    t.check();
+    t.check::<PANEL>();
     assert!(scales.rows.len() >= t.rows && scales.columns.len() >= PANEL && scales.sums.len() >= PANEL);
     // SAFETY: the CPU has AVX512-VNNI, and the lengths were compared with what is read and written.
     unsafe { with_rows!(rows(t, scales)) }

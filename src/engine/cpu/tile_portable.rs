@@ -4,7 +4,7 @@
 use super::kernels::{PANEL, Tile};
 
 pub(super) fn tile(t: Tile<'_>) {
-    t.check();
+    t.check::<PANEL>();
     let (lda, ldo) = (t.lda as isize, t.ldo as isize);
     // SAFETY: `check` has compared the lengths with these shapes: out `[rows, 32]`, a `[rows, k]`, b `[k, 32]`.
     unsafe {

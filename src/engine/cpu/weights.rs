@@ -1,6 +1,7 @@
 //! A model's weights in the layout that the kernels want, made once and shared by all runners.
 
 use super::aligned::Aligned;
+use super::kernels::Kernels;
 use super::linear::{Format, Linear};
 use crate::error::Result;
 use crate::model::{EncoderSpec, Norm, Tensor, Weights};
@@ -37,28 +38,28 @@ pub(super) struct PackedWeights {
 }
 
 impl PackedWeights {
-    /// Packs all weights, the layers' in `format`.
+    /// Packs all weights for `kernels`, the layers' in `format`.
     ///
     /// # Errors
     /// `Unavailable` when there is no memory.
-    pub(super) fn pack(spec: &EncoderSpec, weights: &Weights<'_>, format: Format) -> Result<Self> {
+    pub(super) fn pack(spec: &EncoderSpec, weights: &Weights<'_>, format: Format, kernels: &Kernels) -> Result<Self> {
         let scale = 1.0 / (spec.head_dim() as f32).sqrt();
         // In int8 what attention works with stays bf16: its errors are the ones that the answers feel most.
         let attention = if format == Format::Int8 { Format::Bf16 } else { format };
         let layer = |layer: &crate::model::Layer<'_>| -> Result<PackedLayer> {
             Ok(PackedLayer {
-                qkv: Linear::pack(&[(layer.query, scale), (layer.key, 1.0), (layer.value, 1.0)], attention)?,
-                attention_output: Linear::pack(&[(layer.attention_output, 1.0)], format)?,
+                qkv: Linear::pack(&[(layer.query, scale), (layer.key, 1.0), (layer.value, 1.0)], attention, kernels)?,
+                attention_output: Linear::pack(&[(layer.attention_output, 1.0)], format, kernels)?,
                 attention_norm: norm(&layer.attention_norm),
-                intermediate: Linear::pack(&[(layer.intermediate, 1.0)], format)?,
-                output: Linear::pack(&[(layer.output, 1.0)], format)?,
+                intermediate: Linear::pack(&[(layer.intermediate, 1.0)], format, kernels)?,
+                output: Linear::pack(&[(layer.output, 1.0)], format, kernels)?,
                 output_norm: norm(&layer.output_norm),
             })
         };
         let classifier = match &weights.classifier {
             None => None,
             Some(head) => {
-                let pack = |linear| Linear::pack(&[(linear, 1.0)], Format::F32);
+                let pack = |linear| Linear::pack(&[(linear, 1.0)], Format::F32, kernels);
                 Some((pack(head.pooler)?, pack(head.classifier)?))
             }
         };
