@@ -29,7 +29,7 @@ use crate::tokenize::Tokens;
 const LEADERS: usize = 2;
 /// How much work may come before a row, in tokens for each of its own. Less does not tell short from long, more makes long
 /// texts wait longer and hardly helps the short ones any more.
-const AGE: u64 = 4;
+const AGE: u64 = 8;
 /// No row of up to so many tokens is long: what a thread of the CPU engine runs at once.
 const LONG_TOKENS: usize = 256;
 /// Nor is one that is a smaller part of a full pass.
