@@ -58,8 +58,12 @@ def passes(server, model, up_to="+Inf"):
 
 
 def executed(server, model, count):
-    """Whether the statistics come to show `count` executions. They follow the answers."""
-    return until(lambda: server.statistics(model)["execution_count"] == count, seconds=5)
+    """Whether the statistics come to show `count` executions, and no more. They follow the answers."""
+
+    def shown():
+        return server.statistics(model)["execution_count"]
+
+    return until(lambda: shown() == count, seconds=5) and not until(lambda: shown() != count, seconds=0.2)
 
 
 DELAYS = (0, 1000, 20000)
