@@ -148,13 +148,22 @@ type MultiplyAdds = fn(usize) -> usize;
 fn dtypes() -> Vec<(Dtype, MultiplyAdds)> {
     let mut all: Vec<(Dtype, MultiplyAdds)> = vec![(Dtype::Fp32, multiply_adds)];
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni") {
-        // SAFETY: the CPU has the instructions.
-        #[allow(unsafe_code)]
-        all.push((Dtype::Bf16, |rounds| unsafe { multiply_adds_bf16(rounds) }));
-        // SAFETY: the CPU has the instructions.
-        #[allow(unsafe_code)]
-        all.push((Dtype::Int8, |rounds| unsafe { multiply_adds_int8(rounds) }));
+    {
+        let vnni = is_x86_feature_detected!("avx512vnni");
+        if vnni && is_x86_feature_detected!("avx512bf16") {
+            // SAFETY: the CPU has the instructions.
+            #[allow(unsafe_code)]
+            all.push((Dtype::Bf16, |rounds| unsafe { multiply_adds_bf16(rounds) }));
+        }
+        if vnni {
+            // SAFETY: the CPU has the instructions.
+            #[allow(unsafe_code)]
+            all.push((Dtype::Int8, |rounds| unsafe { multiply_adds_int8(rounds) }));
+        } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the CPU has the instructions.
+            #[allow(unsafe_code)]
+            all.push((Dtype::Int8, |rounds| unsafe { multiply_adds_int8_avx2(rounds) }));
+        }
     }
     all
 }
@@ -226,6 +235,38 @@ fn multiply_adds_int8(rounds: usize) -> usize {
     }
     std::hint::black_box(sums.map(|sum| _mm512_reduce_add_epi32(sum)));
     rounds * 24 * 128
+}
+
+/// Two products at a time are summed in int16, two of these sums in int32.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn multiply_adds_int8_avx2(rounds: usize) -> usize {
+    use std::arch::x86_64::{_mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi32};
+    let a = std::hint::black_box(_mm256_set1_epi32(0x0101_0101));
+    let ones = std::hint::black_box(_mm256_set1_epi32(0x0001_0001));
+    let mut sums = [_mm256_set1_epi32(1); 12];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            // Or the product would be computed once for all.
+            let a = opaque(a);
+            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, a), ones));
+        }
+    }
+    std::hint::black_box(sums);
+    rounds * 12 * 64
+}
+
+/// `x`, of which the compiler knows nothing.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn opaque(mut x: std::arch::x86_64::__m256i) -> std::arch::x86_64::__m256i {
+    // SAFETY: no instruction at all.
+    #[allow(unsafe_code)]
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags));
+    }
+    x
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -12,7 +12,7 @@ impl Number for f32 {}
 impl Number for u16 {}
 impl Number for u8 {}
 impl Number for i8 {}
-impl Number for super::low::RowScale {}
+impl Number for super::int8::RowScale {}
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]

@@ -238,7 +238,7 @@ impl Attention<'_> {
                 for (i, panel) in panels.enumerate() {
                     let b = &scratch.keys[panel * d * w..][..d * w];
                     let (a, out) = (&query[start * 3 * h..], &mut scratch.scores[i * w..]);
-                    (self.kernels.tile)(Tile { rows, k: d, a, lda: 3 * h, b, out, ldo: SCORES });
+                    (self.kernels.tile)(Tile { rows, k: d, a, lda: 3 * h, b, out, ldo: SCORES, next: &[] });
                 }
                 let mut rescale = [0.0; TILE_ROWS];
                 for i in 0..rows {
@@ -251,7 +251,16 @@ impl Attention<'_> {
                     let mut out = [[0.0; PANEL]; TILE_ROWS];
                     let b = &scratch.values[(panel * len + keys.start) * w..][..keys.len() * w];
                     let (a, product) = (&scratch.scores[..], out.as_flattened_mut());
-                    (self.kernels.tile)(Tile { rows, k: keys.len(), a, lda: SCORES, b, out: product, ldo: PANEL });
+                    (self.kernels.tile)(Tile {
+                        rows,
+                        k: keys.len(),
+                        a,
+                        lda: SCORES,
+                        b,
+                        out: product,
+                        ldo: PANEL,
+                        next: &[],
+                    });
                     for i in 0..rows {
                         let sums = &mut scratch.sums[i * width + panel * w..][..w];
                         sums.iter_mut().zip(&out[i]).for_each(|(s, x)| *s = *s * rescale[i] + x);

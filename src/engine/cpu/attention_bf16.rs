@@ -32,7 +32,7 @@ pub(super) unsafe fn head(head: &LowHead<'_>, scratch: &mut LowScratch) {
             for (i, panel) in (from / PANEL..keys.end.div_ceil(PANEL)).enumerate() {
                 let b = &packed_keys[panel * pairs * 2 * PANEL..][..pairs * 2 * PANEL];
                 let (a, out) = (&head.query[start * stride..], &mut scores[i * PANEL..]);
-                tile_bf16::tile(Tile { rows, k: pairs, a, lda: stride, b, out, ldo: SCORES });
+                tile_bf16::tile(Tile { rows, k: pairs, a, lda: stride, b, out, ldo: SCORES, next: &[] });
             }
             let (mut now, mut added) = ([f32::NEG_INFINITY; 16], [0.0; 16]);
             store(&mut now, max);
@@ -51,12 +51,30 @@ pub(super) unsafe fn head(head: &LowHead<'_>, scratch: &mut LowScratch) {
                 let b = &packed_values[(panel * len.div_ceil(2) + from / 2) * 2 * PANEL..][..steps * 2 * PANEL];
                 let sums = &mut sums[panel * PANEL..];
                 if from == 0 {
-                    tile_bf16::tile(Tile { rows, k: steps, a: weights, lda: SCORES, b, out: sums, ldo: width });
+                    tile_bf16::tile(Tile {
+                        rows,
+                        k: steps,
+                        a: weights,
+                        lda: SCORES,
+                        b,
+                        out: sums,
+                        ldo: width,
+                        next: &[],
+                    });
                     continue;
                 }
                 let mut out = [[0.0; PANEL]; TILE_ROWS];
                 let product = out.as_flattened_mut();
-                tile_bf16::tile(Tile { rows, k: steps, a: weights, lda: SCORES, b, out: product, ldo: PANEL });
+                tile_bf16::tile(Tile {
+                    rows,
+                    k: steps,
+                    a: weights,
+                    lda: SCORES,
+                    b,
+                    out: product,
+                    ldo: PANEL,
+                    next: &[],
+                });
                 for (i, out) in out[..rows].iter().enumerate() {
                     for j in [0, 16] {
                         let sums = &mut sums[i * width + j..];

@@ -6,8 +6,9 @@ use super::CpuModel;
 use super::aligned::Aligned;
 use super::attention::{Attention, AttentionScratch};
 use super::exec::Exec;
+use super::int8::Quantized;
 use super::linear::{Format, Linear, Out, Rows};
-use super::low::{LowKernels, RowScale, stride};
+use super::low::{LowKernels, stride};
 use super::rows::Epilogue;
 use super::scratch::Slots;
 use super::weights::PackedNorm;
@@ -23,13 +24,15 @@ pub(super) struct GroupScratch {
     /// `[T, h]`
     pub context: Aligned<f32>,
     pub low: LowScratch,
+    /// Any layer's input in int8.
+    pub quantized: Quantized,
     /// `[B, num_labels]`
     pub logits: Aligned<f32>,
     /// `[B]`, the sequences' tokens, counted from the group's first.
     pub sequences: Vec<Range<usize>>,
 }
 
-/// What takes the place of `wide` and `context` in bf16 and int8; rows are `stride(width)` long.
+/// What takes the place of `wide` and `context` where bf16 does; rows are `stride(width)` long.
 pub(super) struct LowScratch {
     /// `[T, h]`, `x` rounded.
     x: Aligned<u16>,
@@ -39,10 +42,6 @@ pub(super) struct LowScratch {
     context: Aligned<u16>,
     /// `[T, ff]`
     wide: Aligned<u16>,
-    /// Any of them, quantized.
-    quantized: Aligned<u8>,
-    /// `[T]`
-    scales: Aligned<RowScale>,
 }
 
 impl GroupScratch {
@@ -51,14 +50,8 @@ impl GroupScratch {
             x: Aligned::new(),
             wide: Aligned::new(),
             context: Aligned::new(),
-            low: LowScratch {
-                x: Aligned::new(),
-                qkv: Aligned::new(),
-                context: Aligned::new(),
-                wide: Aligned::new(),
-                quantized: Aligned::new(),
-                scales: Aligned::new(),
-            },
+            low: LowScratch { x: Aligned::new(), qkv: Aligned::new(), context: Aligned::new(), wide: Aligned::new() },
+            quantized: Quantized::new(),
             logits: Aligned::new(),
             sequences: Vec::new(),
         }
@@ -104,11 +97,10 @@ impl CpuModel {
                 low.qkv.grow(room * stride(3 * h))?;
                 low.context.grow(room * stride(h))?;
                 low.wide.grow(room * stride(ff))?;
-                if self.format == Format::Int8 {
-                    low.quantized.grow(room * stride(h.max(ff)))?;
-                    low.scales.grow(room)?;
-                }
             }
+        }
+        if self.format == Format::Int8 {
+            scratch.quantized.grow(room, h.max(ff))?;
         }
         self.embed(exec, batch, start, &scratch.sequences, &mut scratch.x[..tokens * h]);
         let rows = match self.low {
@@ -118,7 +110,7 @@ impl CpuModel {
         Ok(&mut scratch.x[..rows * h])
     }
 
-    /// All layers on `scratch.x` in fp32; returns how many rows it has then.
+    /// All layers on `scratch.x`, products in fp32 or int8 and the rest in fp32; returns how many rows it has then.
     fn layers(
         &self,
         exec: Exec<'_, '_>,
@@ -127,12 +119,19 @@ impl CpuModel {
         memory: &Slots<AttentionScratch>,
     ) -> Result<usize> {
         let (h, ff, act) = (self.spec.hidden_size, self.spec.intermediate_size, self.spec.hidden_act);
-        let GroupScratch { x, wide, context, sequences, .. } = scratch;
+        let GroupScratch { x, wide, context, quantized, sequences, .. } = scratch;
         let mut rows = sequences.last().map_or(0, |last| last.end);
+        let mut run = |layer: &Linear, a: &[f32], out: Out<'_>| {
+            let a = match layer.int8(self.kernels) {
+                Some((int8, smooth)) => quantized.fill(exec, (a, layer.k), smooth, int8.quantize),
+                None => Rows::F32(a),
+            };
+            layer.run(self.kernels, exec, a, out);
+        };
         for (i, layer) in self.weights.layers.iter().enumerate() {
             let attention = self.attention(sequences, first_only && i + 1 == self.weights.layers.len());
             let qkv = &mut wide[..rows * 3 * h];
-            layer.qkv.run(self.kernels, exec, Rows::F32(&x[..rows * h]), Out::F32(Epilogue::Store, qkv));
+            run(&layer.qkv, &x[..rows * h], Out::F32(Epilogue::Store, qkv));
             if attention.first_only {
                 rows = keep_first_tokens(x, h, sequences);
             }
@@ -140,16 +139,17 @@ impl CpuModel {
             attention.run(exec, memory, qkv, context)?;
 
             let (x, wide) = (&mut x[..rows * h], &mut wide[..rows * ff]);
-            layer.attention_output.run(self.kernels, exec, Rows::F32(context), Out::F32(Epilogue::Add, x));
+            run(&layer.attention_output, context, Out::F32(Epilogue::Add, x));
             self.norm(exec, &layer.attention_norm, x);
-            layer.intermediate.run(self.kernels, exec, Rows::F32(x), Out::F32(Epilogue::Act(act), wide));
-            layer.output.run(self.kernels, exec, Rows::F32(wide), Out::F32(Epilogue::Add, x));
+            run(&layer.intermediate, x, Out::F32(Epilogue::Act(act), wide));
+            run(&layer.output, wide, Out::F32(Epilogue::Add, x));
             self.norm(exec, &layer.output_norm, x);
         }
         Ok(rows)
     }
 
-    /// The same with matrix products in bf16 or int8. The residual stream and the norms stay fp32.
+    /// The same with products in bf16 or int8 and what is between them in bf16. The residual stream and the norms stay
+    /// fp32.
     fn low_layers(
         &self,
         exec: Exec<'_, '_>,
@@ -159,22 +159,22 @@ impl CpuModel {
         memory: &Slots<AttentionScratch>,
     ) -> Result<usize> {
         let (h, ff, act) = (self.spec.hidden_size, self.spec.intermediate_size, self.spec.hidden_act);
-        let GroupScratch { x, low, sequences, .. } = scratch;
-        let LowScratch { x: rounded, qkv, context, wide, quantized, scales } = low;
+        let GroupScratch { x, low, quantized, sequences, .. } = scratch;
+        let LowScratch { x: rounded, qkv, context, wide } = low;
         let mut rows = sequences.last().map_or(0, |last| last.end);
-        // Runs `layer` on rows of bf16, which are quantized first where it is in int8.
-        let mut run = |layer: &Linear, a: &[u16], out: Out<'_>| {
-            let a = match layer.format() {
-                Format::Int8 => {
-                    let rows = a.len() / stride(layer.k);
-                    let (quantized, scales) = (&mut quantized[..a.len()], &mut scales[..rows]);
-                    exec.for_row_blocks_of_two((quantized, stride(layer.k)), (scales, 1), |first, rows, scales| {
-                        let a = &a[first * stride(layer.k)..][..rows.len()];
-                        (kernels.quantize)(a, layer.k, rows, scales);
-                    });
-                    Rows::Int8(quantized, scales)
-                }
-                _ => Rows::Bf16(a),
+        // Runs `layer` on rows of the residual stream, which is rounded already where it is to be bf16.
+        let run = |layer: &Linear, x: &[f32], rounded: &[u16], quantized: &mut Quantized, out: Out<'_>| {
+            let a = match layer.int8(self.kernels) {
+                Some((int8, smooth)) => quantized.fill(exec, (x, h), smooth, int8.quantize),
+                None => Rows::Bf16(rounded),
+            };
+            layer.run(self.kernels, exec, a, out);
+        };
+        // The same on rows of bf16.
+        let run_low = |layer: &Linear, a: &[u16], quantized: &mut Quantized, out: Out<'_>| {
+            let a = match layer.int8(self.kernels) {
+                Some((_, smooth)) => quantized.fill(exec, (a, stride(layer.k)), smooth, kernels.quantize),
+                None => Rows::Bf16(a),
             };
             layer.run(self.kernels, exec, a, out);
         };
@@ -184,14 +184,16 @@ impl CpuModel {
                 if let Some(norm) = norm {
                     (self.kernels.layer_norm)(x, &norm.gamma, &norm.beta, self.spec.layer_norm_eps);
                 }
-                (kernels.round)(x, h, rounded);
+                if self.format == Format::Bf16 {
+                    (kernels.round)(x, h, rounded);
+                }
             });
         };
         norm(None, &mut x[..rows * h], &mut rounded[..rows * stride(h)]);
         for (i, layer) in self.weights.layers.iter().enumerate() {
             let attention = self.attention(sequences, first_only && i + 1 == self.weights.layers.len());
             let qkv = &mut qkv[..rows * stride(3 * h)];
-            run(&layer.qkv, &rounded[..rows * stride(h)], Out::Bf16(None, qkv));
+            run(&layer.qkv, &x[..rows * h], &rounded[..rows * stride(h)], quantized, Out::Bf16(None, qkv));
             if attention.first_only {
                 rows = keep_first_tokens(x, h, sequences);
             }
@@ -200,10 +202,10 @@ impl CpuModel {
 
             let (x, rounded) = (&mut x[..rows * h], &mut rounded[..rows * stride(h)]);
             let wide = &mut wide[..rows * stride(ff)];
-            run(&layer.attention_output, context, Out::F32(Epilogue::Add, x));
+            run_low(&layer.attention_output, context, quantized, Out::F32(Epilogue::Add, x));
             norm(Some(&layer.attention_norm), x, rounded);
-            run(&layer.intermediate, rounded, Out::Bf16(Some(act), wide));
-            run(&layer.output, wide, Out::F32(Epilogue::Add, x));
+            run(&layer.intermediate, x, rounded, quantized, Out::Bf16(Some(act), wide));
+            run_low(&layer.output, wide, quantized, Out::F32(Epilogue::Add, x));
             norm(Some(&layer.output_norm), x, rounded);
         }
         Ok(rows)

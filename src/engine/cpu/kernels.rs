@@ -2,17 +2,19 @@
 //! loads; the tests run every table that the machine can run.
 #![allow(unsafe_code)]
 
-use super::exec::SharedRows;
-use super::low::LowKernels;
+use super::exec::{SharedRows, part};
+use super::int8::{self, Int8Kernels};
+use super::low::{self, LowKernels};
 use super::rows::Epilogue;
+use crate::engine::Dtype;
 
-/// Columns of a tile in bf16 and int8, and the most that one in fp32 has; weights are packed in panels of as many.
+/// The most columns of a tile; weights are packed in panels of as many as one has ([`Kernels::panel`]).
 pub(super) const PANEL: usize = 32;
 /// Most rows of a tile.
 pub(super) const TILE_ROWS: usize = 12;
 
-/// `out [rows, w] = a [rows, k] * b [k, w]`, `w` being [`PANEL`] or, in fp32, the table's [`Kernels::panel`]. Each number
-/// of `out` is one chain of multiply-adds in the order of `k`, so it does not depend on the other rows.
+/// `out [rows, w] = a [rows, k] * b [k, w]`, `w` being the table's [`Kernels::panel`]. Each number of `out` is one chain
+/// of multiply-adds in the order of `k`, so it does not depend on the other rows.
 ///
 /// A step of the product takes four bytes of each row of `a`: one fp32 number, two bf16 or four int8 ([`per_step`]).
 /// `b` holds as many numbers of each column side by side.
@@ -29,6 +31,8 @@ pub(super) struct Tile<'a, A = f32, B = A> {
     /// Rows of `w` numbers, `ldo` apart.
     pub out: &'a mut [f32],
     pub ldo: usize,
+    /// What a later tile reads, asked for on the way: it comes from memory while this one is computed.
+    pub next: &'a [B],
 }
 
 /// How many numbers of this type one step of a tile takes.
@@ -50,13 +54,51 @@ impl<A, B> Tile<'_, A, B> {
     }
 }
 
+/// The cache lines of [`Tile::next`], spread over the steps of a tile. All at once, they would wait for each other and
+/// the tile for them.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Ahead<'a> {
+    lines: std::slice::Chunks<'a, u8>,
+    /// Steps from one request to the next, and lines a request.
+    every: usize,
+    lines_at_once: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<'a> Ahead<'a> {
+    /// Of part `i` of `parts` of `next`, over `steps` steps.
+    #[inline(always)]
+    pub(super) fn new<T>(next: &'a [T], i: usize, parts: usize, steps: usize) -> Self {
+        /// The fewest steps between two requests.
+        const EVERY: usize = 8;
+        let part = &next[part(next.len(), parts, i)];
+        // SAFETY: the bytes of plain numbers.
+        let bytes = unsafe { std::slice::from_raw_parts(part.as_ptr().cast(), size_of_val(part)) };
+        let lines = bytes.len().div_ceil(64);
+        let every = steps.checked_div(lines).map_or(steps, |every| every.max(EVERY));
+        let requests = steps.div_ceil(every.max(1)).max(1);
+        Self { lines: bytes.chunks(64), every, lines_at_once: lines.div_ceil(requests) }
+    }
+
+    /// Asks for what is due before step `k`; returns up to which step nothing else is.
+    #[inline(always)]
+    pub(super) fn request(&mut self, k: usize, steps: usize) -> usize {
+        for _ in 0..self.lines_at_once {
+            let Some(line) = self.lines.next() else { break };
+            // SAFETY: a hint that reads nothing, of an instruction that every x86-64 has.
+            unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast()) };
+        }
+        steps.min(k + self.every)
+    }
+}
+
 /// Unsafe as `rows::epilogue` is.
 type EpilogueKernel = unsafe fn(Epilogue, &[[f32; 32]], &[f32], &SharedRows<'_>, usize, usize);
 
 /// One instruction set's kernels. What they compute is said where their plain form is, in `rows.rs`.
 pub(super) struct Kernels {
     pub name: &'static str,
-    /// Columns of a tile in fp32, 16 or 32.
+    /// Columns of a tile, 16 or 32.
     pub panel: usize,
     /// Bytes of rows that one sweep over a linear layer's weights uses: they stay in the second-level cache beside the
     /// panel that is used and the one that comes next.
@@ -65,7 +107,9 @@ pub(super) struct Kernels {
     pub layer_norm: fn(&mut [f32], &[f32], &[f32], f32),
     pub softmax: fn(&mut [f32], f32) -> (f32, f32),
     pub epilogue: EpilogueKernel,
-    /// For bf16 and int8, where the CPU has instructions for both.
+    /// For int8, where it is faster than fp32.
+    pub int8: Option<&'static Int8Kernels>,
+    /// For bf16, where the CPU has instructions for it.
     pub low: Option<&'static LowKernels>,
 }
 
@@ -95,7 +139,7 @@ pub(super) use with_rows;
 
 /// Compiles the loops of `rows.rs` for one instruction set and makes its table.
 macro_rules! table {
-    ($table:ident, $module:ident, $fma:literal, $panel:expr, $sweep:expr, $tile:path $(, $feature:literal)?) => {
+    ($table:ident, $module:ident, $fma:literal, $panel:expr, $sweep:expr, $tile:path, $int8:expr $(, $feature:literal)?) => {
         mod $module {
             use super::super::rows;
             use super::*;
@@ -138,6 +182,7 @@ macro_rules! table {
                 epilogue: |kind, tile, bias, c, row, column| unsafe {
                     epilogue_here(kind, tile, bias, c, row, column)
                 },
+                int8: $int8,
                 low: None,
             };
         }
@@ -152,6 +197,7 @@ table!(
     PANEL,
     384 << 10,
     crate::engine::cpu::tile_avx512::tile,
+    None,
     "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
 );
 // Columns that are one cache line wide follow each other in memory as they are read. CPUs without AVX-512 often have a
@@ -164,17 +210,26 @@ table!(
     crate::engine::cpu::tile_avx2::WIDTH,
     192 << 10,
     crate::engine::cpu::tile_avx2::tile,
+    Some(&int8::AVX2),
     "avx2,fma"
 );
-table!(PORTABLE, portable, false, PANEL, 384 << 10, crate::engine::cpu::tile_portable::tile);
+table!(PORTABLE, portable, false, PANEL, 384 << 10, crate::engine::cpu::tile_portable::tile, None);
 
 #[cfg(target_arch = "x86_64")]
-static AVX512_BF16: Kernels = Kernels { name: "avx512_bf16", low: Some(&super::low::AVX512_BF16), ..avx512::AVX512 };
+static AVX512_VNNI: Kernels = Kernels { name: "avx512_vnni", int8: Some(&int8::AVX512_VNNI), ..avx512::AVX512 };
+#[cfg(target_arch = "x86_64")]
+static AVX512_BF16: Kernels = Kernels { name: "avx512_bf16", low: Some(&low::AVX512_BF16), ..AVX512_VNNI };
 
 impl Kernels {
-    /// The fastest table that this CPU can run.
-    pub(super) fn best() -> &'static Self {
-        Self::all()[0]
+    /// The fastest table that this CPU can run with kernels for `dtype`; the fastest of all where there are none.
+    pub(super) fn best(dtype: Dtype) -> &'static Self {
+        let all = Self::all();
+        let fits = |kernels: &&&Self| match dtype {
+            Dtype::Int8 => kernels.int8.is_some(),
+            Dtype::Bf16 => kernels.low.is_some(),
+            _ => true,
+        };
+        all.iter().find(fits).unwrap_or(&all[0])
     }
 
     /// Every table that this CPU can run, the fastest first.
@@ -188,8 +243,12 @@ impl Kernels {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
-            if avx512_here && super::low::here() {
+            let vnni_here = avx512_here && is_x86_feature_detected!("avx512vnni");
+            if vnni_here && is_x86_feature_detected!("avx512bf16") {
                 all.push(&AVX512_BF16);
+            }
+            if vnni_here {
+                all.push(&AVX512_VNNI);
             } else if avx512_here {
                 all.push(&avx512::AVX512);
             }

@@ -5,9 +5,11 @@ use std::ops::Range;
 
 use super::aligned::{Aligned, Number};
 use super::exec::{Exec, SharedRows, part};
+use super::int8::{Int8Kernels, RowScale, Scales, Smooth};
 use super::kernels::{Kernels, PANEL, TILE_ROWS, Tile, per_step};
-use super::low::{LowKernels, RowScale, Scales, stride};
+use super::low::{LowKernels, stride};
 use super::rows::Epilogue;
+use super::weights::PackedNorm;
 use crate::error::Result;
 use crate::model::{self, HiddenAct};
 
@@ -43,6 +45,10 @@ enum Panels {
         scales: Vec<f32>,
         /// The sum of each output's numbers.
         sums: Vec<i32>,
+        /// What is done to the input.
+        smooth: Smooth,
+        /// As in [`Int8Kernels`].
+        pair: f32,
     },
 }
 
@@ -73,48 +79,58 @@ enum SharedOut<'a> {
 struct Block([[f32; PANEL]; TILE_ROWS]);
 
 impl Linear {
-    /// Packs `parts`, whose outputs follow one another, for `kernels`; each is multiplied by its factor.
+    /// Packs `parts`, whose outputs follow one another, for `kernels`; each is multiplied by its factor. `norm` is the
+    /// layer norm that makes the input, where one does. In int8 the input suits the last part best: of query, key and
+    /// value it is the value whose errors the answers feel.
     ///
     /// # Errors
     /// `Unavailable` when there is no memory.
-    pub(super) fn pack(parts: &[(model::Linear<'_>, f32)], format: Format, kernels: &Kernels) -> Result<Self> {
+    pub(super) fn pack(
+        parts: &[(model::Linear<'_>, f32)],
+        norm: Option<&PackedNorm>,
+        format: Format,
+        kernels: &Kernels,
+    ) -> Result<Self> {
         let k = parts[0].0.weight.shape()[1];
         let n = parts.iter().map(|(part, _)| part.bias.len()).sum::<usize>();
-        let panel = if format == Format::F32 { kernels.panel } else { PANEL };
+        let panel = kernels.panel;
         let columns = n.next_multiple_of(panel);
         let mut panels = match format {
             Format::F32 => Panels::F32(Aligned::zeroed(columns * k)?, panel * k),
             Format::Bf16 => {
                 let k = k.next_multiple_of(2);
-                Panels::Bf16(Aligned::zeroed(columns * k)?, PANEL * k)
+                Panels::Bf16(Aligned::zeroed(columns * k)?, panel * k)
             }
             Format::Int8 => Panels::Int8 {
                 panels: Aligned::zeroed(columns * k.next_multiple_of(4))?,
-                len: PANEL * k.next_multiple_of(4),
+                len: panel * k.next_multiple_of(4),
                 scales: vec![0.0; columns],
                 sums: vec![0; columns],
+                smooth: norm
+                    .map_or_else(|| Smooth::none(k), |norm| Smooth::of(norm, &greatest(&parts[parts.len() - 1].0, k))),
+                pair: int8(kernels).pair,
             },
         };
         let mut row = vec![0.0; k];
         let mut bias = Vec::with_capacity(columns);
         for (part, factor) in parts {
-            for i in 0..part.bias.len() {
+            let biases = part.bias.to_f32();
+            for (i, own) in biases.iter().enumerate() {
                 part.weight.read(i * k, &mut row);
                 row.iter_mut().for_each(|x| *x *= factor);
-                panels.set(bias.len() + i, panel, &row);
+                let offset = panels.set(bias.len(), panel, &mut row);
+                bias.push(own * factor + offset);
             }
-            bias.extend(part.bias.to_f32().iter().map(|x| x * factor));
         }
         bias.resize(columns, 0.0);
         Ok(Self { k, n, panel, panels, bias })
     }
 
-    /// Of the weights, and of the rows that it runs on.
-    pub(super) fn format(&self) -> Format {
-        match self.panels {
-            Panels::F32(..) => Format::F32,
-            Panels::Bf16(..) => Format::Bf16,
-            Panels::Int8 { .. } => Format::Int8,
+    /// In int8, its kernels and what is done to the input before it is quantized.
+    pub(super) fn int8(&self, kernels: &Kernels) -> Option<(&'static Int8Kernels, &Smooth)> {
+        match &self.panels {
+            Panels::Int8 { smooth, .. } => Some((int8(kernels), smooth)),
+            _ => None,
         }
     }
 
@@ -153,9 +169,8 @@ impl Linear {
                     for tile in 0..tiles {
                         let at = part(block.len(), tiles, tile);
                         let first = block.start + at.start;
-                        // Meanwhile the next panel comes from memory, a part with each tile.
-                        self.panels.prefetch(panel + 1, tile, tiles);
-                        self.product(kernels, a, first..first + at.len(), panel, &mut out.0);
+                        let rows = first..first + at.len();
+                        self.product(kernels, a, rows, panel, (tile, tiles), &mut out.0);
                         let out = &out.0[..at.len()];
                         // SAFETY: this piece of `c` belongs to this task: the grid of parts does not overlap.
                         unsafe {
@@ -165,7 +180,7 @@ impl Linear {
                                     (kernels.epilogue)(*epilogue, out, bias, c, first, columns.start);
                                 }
                                 SharedOut::Bf16(low, act, c) => {
-                                    let bias = &self.bias[panel * PANEL..][..PANEL];
+                                    let bias = &self.bias[panel * self.panel..][..self.panel];
                                     (low.epilogue)(*act, out, bias, c, first, columns.start);
                                 }
                             }
@@ -176,7 +191,8 @@ impl Linear {
         });
     }
 
-    /// `out = a W^T` for at most 12 rows of `a` and one panel.
+    /// `out = a W^T` for at most 12 rows of `a` and one panel. Meanwhile the next panel comes from memory, a part with
+    /// each tile.
     #[inline(always)]
     fn product(
         &self,
@@ -184,29 +200,33 @@ impl Linear {
         a: Rows<'_>,
         rows: Range<usize>,
         panel: usize,
+        (tile, tiles): (usize, usize),
         out: &mut [[f32; PANEL]; TILE_ROWS],
     ) {
-        fn of<T>(panels: &[T], panel: usize, len: usize) -> &[T] {
-            &panels[panel * len..][..len]
+        // The panel, and this tile's part of the next one.
+        let of = (panel, tile, tiles);
+        fn panel_of<T>(panels: &[T], (panel, tile, tiles): (usize, usize, usize), len: usize) -> (&[T], &[T]) {
+            let next = panels.get((panel + 1) * len..(panel + 2) * len).unwrap_or_default();
+            (&panels[panel * len..][..len], &next[part(next.len(), tiles, tile)])
         }
         let (first, rows, out, ldo) = (rows.start, rows.len(), out.as_flattened_mut(), PANEL);
         match (&self.panels, a) {
             (Panels::F32(panels, len), Rows::F32(a)) => {
-                let (k, b) = (self.k, of(panels, panel, *len));
-                (kernels.tile)(Tile { rows, k, a: &a[first * k..], lda: k, b, out, ldo });
+                let (k, (b, next)) = (self.k, panel_of(panels, of, *len));
+                (kernels.tile)(Tile { rows, k, a: &a[first * k..], lda: k, b, out, ldo, next });
             }
             (Panels::Bf16(panels, len), Rows::Bf16(a)) => {
                 let (k, lda) = (self.k.div_ceil(2), stride(self.k));
-                let b = of(panels, panel, *len);
-                (low(kernels).tile_bf16)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo });
+                let (b, next) = panel_of(panels, of, *len);
+                (low(kernels).tile)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo, next });
             }
-            (Panels::Int8 { panels, len, scales, sums }, Rows::Int8(a, row_scales)) => {
+            (Panels::Int8 { panels, len, scales, sums, .. }, Rows::Int8(a, row_scales)) => {
                 let (k, lda) = (self.k.div_ceil(4), stride(self.k));
-                let b = of(panels, panel, *len);
-                let columns = panel * PANEL..(panel + 1) * PANEL;
+                let (b, next) = panel_of(panels, of, *len);
+                let columns = panel * self.panel..(panel + 1) * self.panel;
                 let scales =
                     Scales { rows: &row_scales[first..], columns: &scales[columns.clone()], sums: &sums[columns] };
-                (low(kernels).tile_int8)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo }, &scales);
+                (int8(kernels).tile)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo, next }, &scales);
             }
             _ => unreachable!("a linear layer runs on rows of its own format"),
         }
@@ -226,38 +246,32 @@ impl Linear {
     }
 }
 
-/// The kernels of bf16 and int8: a model in these formats is only loaded where there are some.
+/// The kernels of bf16: a model is only loaded where there are some for its format.
 #[inline(always)]
 fn low(kernels: &Kernels) -> &'static LowKernels {
-    kernels.low.expect("a model in bf16 or int8 has kernels for it")
+    kernels.low.expect("a model in bf16 has kernels for it")
+}
+
+/// The same of int8.
+#[inline(always)]
+fn int8(kernels: &Kernels) -> &'static Int8Kernels {
+    kernels.int8.expect("a model in int8 has kernels for it")
+}
+
+/// The greatest magnitude of each input's weights, `[k]`.
+fn greatest(linear: &model::Linear<'_>, k: usize) -> Vec<f32> {
+    let (mut row, mut all) = (vec![0.0_f32; k], vec![0.0_f32; k]);
+    for i in 0..linear.bias.len() {
+        linear.weight.read(i * k, &mut row);
+        all.iter_mut().zip(&row).for_each(|(all, x)| *all = all.max(x.abs()));
+    }
+    all
 }
 
 impl Panels {
-    /// Asks for part `i` of `parts` of a panel to come into the second-level cache.
-    #[inline(always)]
-    fn prefetch(&self, panel: usize, i: usize, parts: usize) {
-        fn of<T>(all: &[T], len: usize, panel: usize, i: usize, parts: usize) {
-            let Some(panel) = all.get(panel * len..(panel + 1) * len) else { return };
-            for line in panel[part(len, parts, i)].chunks(64 / size_of::<T>()) {
-                // SAFETY: a hint that reads nothing, of an instruction that every x86-64 has.
-                #[cfg(target_arch = "x86_64")]
-                unsafe {
-                    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                    _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast());
-                }
-                #[cfg(not(target_arch = "x86_64"))]
-                let _ = line;
-            }
-        }
-        match self {
-            Self::F32(all, len) => of(all, *len, panel, i, parts),
-            Self::Bf16(all, len) => of(all, *len, panel, i, parts),
-            Self::Int8 { panels, len, .. } => of(panels, *len, panel, i, parts),
-        }
-    }
-
-    /// Sets the weights `[k]` of one output in its panel, of `width` outputs.
-    fn set(&mut self, output: usize, width: usize, row: &[f32]) {
+    /// Sets the weights `[k]` of one output in its panel, of `width` outputs. Returns what is to be added to its bias
+    /// for what is done to the input. Leaves `row` changed.
+    fn set(&mut self, output: usize, width: usize, row: &mut [f32]) -> f32 {
         /// Spreads `row` over the steps of its column.
         fn spread<T: Number>(
             panels: &mut [T],
@@ -277,16 +291,25 @@ impl Panels {
         match self {
             Self::F32(panels, _) => spread(panels, at, row, |x| x),
             Self::Bf16(panels, _) => spread(panels, at, row, |x| half::bf16::from_f32(x).to_bits()),
-            Self::Int8 { panels, scales, sums, .. } => {
+            Self::Int8 { panels, scales, sums, smooth, pair, .. } => {
+                let mut offset = 0.0;
+                for ((w, factor), shift) in row.iter_mut().zip(&smooth.factor).zip(&smooth.offset) {
+                    *w /= factor;
+                    offset -= *w * shift;
+                }
                 let max = row.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+                let pairs = row.chunks(2).map(|pair| pair.iter().map(|x| x.abs()).sum::<f32>());
+                let max_pair = pairs.fold(0.0_f32, f32::max);
                 // One weight that is not finite must show in the results.
                 let broken: f32 = row.iter().map(|x| x * 0.0).sum();
-                let scale = if max > 0.0 { max / 127.0 + broken } else { 1.0 + broken };
+                let scale = if max > 0.0 { (max / 127.0).max(max_pair / *pair) + broken } else { 1.0 + broken };
                 let number = |x: f32| (x / scale).round() as i8;
                 spread(panels, at, row, number);
                 scales[output] = scale;
                 sums[output] = row.iter().map(|&x| i32::from(number(x))).sum();
+                return offset;
             }
         }
+        0.0
     }
 }

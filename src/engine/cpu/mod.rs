@@ -14,6 +14,7 @@ mod attention;
 mod attention_bf16;
 mod encoder;
 mod exec;
+mod int8;
 mod kernels;
 mod linear;
 mod low;
@@ -22,6 +23,8 @@ mod plan;
 mod rows;
 #[cfg(target_arch = "x86_64")]
 mod rows_bf16;
+#[cfg(target_arch = "x86_64")]
+mod rows_int8;
 mod runner;
 mod scratch;
 #[cfg(target_arch = "x86_64")]
@@ -34,6 +37,8 @@ mod tile_avx512;
 mod tile_bf16;
 #[cfg(target_arch = "x86_64")]
 mod tile_int8;
+#[cfg(target_arch = "x86_64")]
+mod tile_int8_avx2;
 mod tile_portable;
 mod weights;
 
@@ -66,7 +71,7 @@ pub(crate) struct CpuModel {
     /// Of the layers' matrix products.
     format: Format,
     kernels: &'static Kernels,
-    /// Present unless the format is fp32.
+    /// What is not a product in fp32 or int8 runs in bf16.
     low: Option<&'static LowKernels>,
     pool: Arc<Pool>,
     /// The most threads that one pass uses.
@@ -84,7 +89,7 @@ pub fn load(
     options: CpuOptions,
     pool: Arc<Pool>,
 ) -> Result<Arc<dyn Engine>> {
-    Ok(Arc::new(CpuEngine(Arc::new(CpuModel::load(spec, head, weights, options, pool, Kernels::best())?))))
+    Ok(Arc::new(CpuEngine(Arc::new(CpuModel::load(spec, head, weights, options, pool, Kernels::best(options.dtype))?))))
 }
 
 impl CpuModel {
@@ -107,19 +112,20 @@ impl CpuModel {
 
 /// The format that a dtype means with these kernels.
 fn format(dtype: Dtype, kernels: &Kernels) -> Result<Format> {
-    match (dtype, kernels.low) {
-        (Dtype::Fp32, _) | (Dtype::Auto, None) => Ok(Format::F32),
-        (Dtype::Auto | Dtype::Bf16, Some(_)) => Ok(Format::Bf16),
-        (Dtype::Int8, Some(_)) => Ok(Format::Int8),
-        (Dtype::Fp16, _) => Err(Error::unsupported(
-            "dtype 'fp16' is not available on the CPU; use auto, fp32, bf16 or int8, or the engine cuda",
-        )),
-        (Dtype::Bf16 | Dtype::Int8, None) => {
-            let name = if dtype == Dtype::Bf16 { "bf16" } else { "int8" };
-            Err(Error::unsupported(format!(
-                "dtype '{name}' is not available on this CPU: it needs avx512_bf16 and avx512_vnni; use auto or fp32"
-            )))
+    let refused = |text: &str| Err(Error::unsupported(format!("dtype {text}")));
+    match dtype {
+        Dtype::Fp32 => Ok(Format::F32),
+        Dtype::Auto if kernels.low.is_none() => Ok(Format::F32),
+        Dtype::Auto => Ok(Format::Bf16),
+        Dtype::Bf16 if kernels.low.is_some() => Ok(Format::Bf16),
+        Dtype::Int8 if kernels.int8.is_some() => Ok(Format::Int8),
+        Dtype::Bf16 => {
+            refused("'bf16' is not available on this CPU: it needs avx512_bf16 and avx512_vnni; use auto, fp32 or int8")
         }
+        Dtype::Int8 => {
+            refused("'int8' is not available on this CPU: it needs avx2 and fma, or avx512_vnni; use auto or fp32")
+        }
+        Dtype::Fp16 => refused("'fp16' is not available on the CPU; use auto, fp32, bf16 or int8, or the engine cuda"),
     }
 }
 

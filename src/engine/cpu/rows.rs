@@ -103,14 +103,15 @@ pub(super) unsafe fn epilogue<const FMA: bool>(
     row: usize,
     column: usize,
 ) {
-    /// The functions are items, not closures: those are inlined for certain, and so compiled for the instruction set.
+    /// The functions are items and not closures or references to one: items are inlined for certain, and so compiled
+    /// for the instruction set.
     #[inline(always)]
     unsafe fn each<const ADD: bool>(
         tile: &[[f32; 32]],
         bias: &[f32],
         c: &SharedRows<'_>,
         (row, column): (usize, usize),
-        f: impl Fn(f32) -> f32,
+        f: impl Fn(f32) -> f32 + Copy,
     ) {
         /// Whole panels of a known width; whether `c` and `bias` are that.
         #[inline(always)]
@@ -130,7 +131,7 @@ pub(super) unsafe fn epilogue<const FMA: bool>(
         for (i, tile) in tile.iter().enumerate() {
             // SAFETY: as the caller of `epilogue` promises.
             let c = unsafe { c.columns(row + i, column..column + bias.len()) };
-            if !whole::<ADD, 32>(tile, bias, c, &f) && !whole::<ADD, 16>(tile, bias, c, &f) {
+            if !whole::<ADD, 32>(tile, bias, c, f) && !whole::<ADD, 16>(tile, bias, c, f) {
                 for ((c, &t), &b) in c.iter_mut().zip(tile).zip(bias) {
                     let y = f(t + b);
                     *c = if ADD { *c + y } else { y };

@@ -1,5 +1,5 @@
-//! AVX-512 loads and stores with their bounds checked, and elementary functions, for the kernels of `rows_bf16.rs` and
-//! `attention_bf16.rs`. The functions are as exact as bf16 needs, and fast.
+//! AVX-512 loads and stores with their bounds checked, and elementary functions, for the kernels of `rows_bf16.rs`,
+//! `rows_int8.rs` and `attention_bf16.rs`. The functions are as exact as bf16 needs, and fast.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn functions_are_accurate() {
-        if !super::super::low::here() {
+        if !is_x86_feature_detected!("avx512f") {
             return;
         }
         use super::super::math;

@@ -73,9 +73,11 @@ fn embeddings_equal_sentence_transformers() {
     rows.iter().for_each(|(_, (ids, types))| batch.push(ids, types));
     for kernels in Kernels::all() {
         for (dtype, cosine) in [(Dtype::Fp32, 0.999_999), (Dtype::Bf16, 0.9999), (Dtype::Int8, 0.995)] {
-            if dtype != Dtype::Fp32 && kernels.low.is_none() {
+            if format(dtype, kernels).is_err() {
                 continue;
             }
+            // The weights of AVX2's tile have not quite 8 bits.
+            let cosine = if dtype == Dtype::Int8 && kernels.name == "avx2" { 0.994 } else { cosine };
             let pool = Arc::new(Pool::new(2));
             let engine = CpuEngine(Arc::new(load(&directory(), &pool, kernels, dtype)));
             let mut got = vec![0.0; right.len()];
@@ -112,7 +114,7 @@ fn every_layer_equals_transformers() {
         .collect();
     assert!(!wanted.is_empty());
     let pool = Arc::new(Pool::new(2));
-    let mut model = load(&directory(), &pool, Kernels::best(), Dtype::Fp32);
+    let mut model = load(&directory(), &pool, Kernels::best(Dtype::Fp32), Dtype::Fp32);
     let attention = scratch::Slots::new(2, attention::AttentionScratch::new);
     for layers in (0..=6).rev() {
         model.weights.layers.truncate(layers);

@@ -4,7 +4,7 @@
 use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps};
 
 use super::exec::part;
-use super::kernels::Tile;
+use super::kernels::{Ahead, Tile};
 
 /// Columns of the tile.
 pub(super) const WIDTH: usize = 16;
@@ -16,11 +16,12 @@ pub(super) fn tile(mut t: Tile<'_>) {
     let blocks = t.rows.div_ceil(6);
     for i in 0..blocks {
         let rows = part(t.rows, blocks, i);
+        let ahead = Ahead::new(t.next, i, blocks, t.k);
         macro_rules! block {
             ($($r:literal)*) => {
                 match rows.len() {
                     // SAFETY: the CPU has AVX2 and FMA, and `check` has compared the lengths with what is used.
-                    $($r => unsafe { block::<$r>(&mut t, rows.start) },)*
+                    $($r => unsafe { block::<$r>(&mut t, rows.start, ahead) },)*
                     rows => unreachable!("a block of {rows} rows"),
                 }
             };
@@ -34,20 +35,25 @@ pub(super) fn tile(mut t: Tile<'_>) {
 /// # Safety
 /// `t.check::<WIDTH>()` has passed, `first + R <= t.rows`.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn block<const R: usize>(t: &mut Tile<'_>, first: usize) {
+unsafe fn block<const R: usize>(t: &mut Tile<'_>, first: usize, mut ahead: Ahead<'_>) {
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
     // SAFETY: `b` has `k` rows of 16, `a` `rows` rows of `k` numbers that are `lda` apart, `out` `rows` rows of 16 that
     // are `ldo` apart.
     unsafe {
         let a = t.a.as_ptr().add(first * t.lda);
         let b = t.b.as_ptr();
-        for k in 0..t.k {
-            let (b0, b1) = (_mm256_loadu_ps(b.add(k * WIDTH)), _mm256_loadu_ps(b.add(k * WIDTH + 8)));
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = _mm256_set1_ps(*a.add(r * t.lda + k));
-                sums[0] = _mm256_fmadd_ps(x, b0, sums[0]);
-                sums[1] = _mm256_fmadd_ps(x, b1, sums[1]);
+        let mut start = 0;
+        while start < t.k {
+            let end = ahead.request(start, t.k);
+            for k in start..end {
+                let (b0, b1) = (_mm256_loadu_ps(b.add(k * WIDTH)), _mm256_loadu_ps(b.add(k * WIDTH + 8)));
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = _mm256_set1_ps(*a.add(r * t.lda + k));
+                    sums[0] = _mm256_fmadd_ps(x, b0, sums[0]);
+                    sums[1] = _mm256_fmadd_ps(x, b1, sums[1]);
+                }
             }
+            start = end;
         }
         let out = t.out.as_mut_ptr().add(first * t.ldo);
         for (r, sums) in sums.iter().enumerate() {

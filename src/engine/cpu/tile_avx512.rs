@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps};
 
-use super::kernels::{PANEL, Tile, with_rows};
+use super::kernels::{Ahead, PANEL, Tile, with_rows};
 
 /// Only in the table of kernels that is given out where the CPU has AVX-512.
 pub(super) fn tile(t: Tile<'_>) {
@@ -18,17 +18,23 @@ pub(super) fn tile(t: Tile<'_>) {
 unsafe fn rows<const R: usize>(t: Tile<'_>) {
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     let (a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
-    for k in 0..t.k {
-        // SAFETY: `b` has `k` rows of 32, `a` `R` rows of `k` numbers that are `lda` apart.
-        unsafe {
-            let (b0, b1) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = _mm512_set1_ps(*a.add(r * t.lda + k));
-                sums[0] = _mm512_fmadd_ps(x, b0, sums[0]);
-                sums[1] = _mm512_fmadd_ps(x, b1, sums[1]);
+    let mut ahead = Ahead::new(t.next, 0, 1, t.k);
+    let mut start = 0;
+    while start < t.k {
+        let end = ahead.request(start, t.k);
+        for k in start..end {
+            // SAFETY: `b` has `k` rows of 32, `a` `R` rows of `k` numbers that are `lda` apart.
+            unsafe {
+                let (b0, b1) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = _mm512_set1_ps(*a.add(r * t.lda + k));
+                    sums[0] = _mm512_fmadd_ps(x, b0, sums[0]);
+                    sums[1] = _mm512_fmadd_ps(x, b1, sums[1]);
+                }
+                b = b.add(32);
             }
-            b = b.add(32);
         }
+        start = end;
     }
     let out = t.out.as_mut_ptr();
     for (r, sums) in sums.iter().enumerate() {

@@ -6,7 +6,7 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
-use super::kernels::{PANEL, Tile, with_rows};
+use super::kernels::{Ahead, PANEL, Tile, with_rows};
 
 /// Only in the table of kernels that is given out where the CPU has AVX512-BF16.
 pub(super) fn tile(t: Tile<'_, u16>) {
@@ -21,20 +21,26 @@ pub(super) fn tile(t: Tile<'_, u16>) {
 unsafe fn rows<const R: usize>(t: Tile<'_, u16>) {
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     let (a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
-    for k in 0..t.k {
-        // SAFETY: `b` has `k` rows of 32 pairs, `a` `R` rows of `k` pairs that are `lda` numbers apart. The two vector
-        // types are the same bits.
-        unsafe {
-            let b0: __m512bh = transmute(_mm512_loadu_si512(b.cast()));
-            let b1: __m512bh = transmute(_mm512_loadu_si512(b.add(32).cast()));
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let pair = a.add(r * t.lda + 2 * k).cast::<i32>().read_unaligned();
-                let x: __m512bh = transmute(_mm512_set1_epi32(pair));
-                sums[0] = _mm512_dpbf16_ps(sums[0], x, b0);
-                sums[1] = _mm512_dpbf16_ps(sums[1], x, b1);
+    let mut ahead = Ahead::new(t.next, 0, 1, t.k);
+    let mut start = 0;
+    while start < t.k {
+        let end = ahead.request(start, t.k);
+        for k in start..end {
+            // SAFETY: `b` has `k` rows of 32 pairs, `a` `R` rows of `k` pairs that are `lda` numbers apart. The two
+            // vector types are the same bits.
+            unsafe {
+                let b0: __m512bh = transmute(_mm512_loadu_si512(b.cast()));
+                let b1: __m512bh = transmute(_mm512_loadu_si512(b.add(32).cast()));
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let pair = a.add(r * t.lda + 2 * k).cast::<i32>().read_unaligned();
+                    let x: __m512bh = transmute(_mm512_set1_epi32(pair));
+                    sums[0] = _mm512_dpbf16_ps(sums[0], x, b0);
+                    sums[1] = _mm512_dpbf16_ps(sums[1], x, b1);
+                }
+                b = b.add(64);
             }
-            b = b.add(64);
         }
+        start = end;
     }
     let out = t.out.as_mut_ptr();
     for (r, sums) in sums.iter().enumerate() {

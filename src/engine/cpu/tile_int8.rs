@@ -6,8 +6,8 @@ use std::arch::x86_64::{
     _mm512_set1_epi32, _mm512_set1_ps, _mm512_storeu_ps,
 };
 
-use super::kernels::{PANEL, Tile, with_rows};
-use super::low::Scales;
+use super::int8::Scales;
+use super::kernels::{Ahead, PANEL, Tile, with_rows};
 
 /// Only in the table of kernels that is given out where the CPU has AVX512-VNNI.
 pub(super) fn tile(t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
@@ -35,17 +35,23 @@ unsafe fn rows<const R: usize>(t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
         [_mm512_mullo_epi32(zero, sums_of_b[0]), _mm512_mullo_epi32(zero, sums_of_b[1])]
     });
     let (a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
-    for k in 0..t.k {
-        // SAFETY: `b` has `k` rows of 32 times four numbers, `a` `R` rows of `k` times four that are `lda` apart.
-        unsafe {
-            let (b0, b1) = (_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(64).cast()));
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = _mm512_set1_epi32(a.add(r * t.lda + 4 * k).cast::<i32>().read_unaligned());
-                sums[0] = _mm512_dpbusd_epi32(sums[0], x, b0);
-                sums[1] = _mm512_dpbusd_epi32(sums[1], x, b1);
+    let mut ahead = Ahead::new(t.next, 0, 1, t.k);
+    let mut start = 0;
+    while start < t.k {
+        let end = ahead.request(start, t.k);
+        for k in start..end {
+            // SAFETY: `b` has `k` rows of 32 times four numbers, `a` `R` rows of `k` times four that are `lda` apart.
+            unsafe {
+                let (b0, b1) = (_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(64).cast()));
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = _mm512_set1_epi32(a.add(r * t.lda + 4 * k).cast::<i32>().read_unaligned());
+                    sums[0] = _mm512_dpbusd_epi32(sums[0], x, b0);
+                    sums[1] = _mm512_dpbusd_epi32(sums[1], x, b1);
+                }
+                b = b.add(128);
             }
-            b = b.add(128);
         }
+        start = end;
     }
     let out = t.out.as_mut_ptr();
     for (r, sums) in sums.iter().enumerate() {

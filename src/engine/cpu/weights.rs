@@ -44,22 +44,26 @@ impl PackedWeights {
     /// `Unavailable` when there is no memory.
     pub(super) fn pack(spec: &EncoderSpec, weights: &Weights<'_>, format: Format, kernels: &Kernels) -> Result<Self> {
         let scale = 1.0 / (spec.head_dim() as f32).sqrt();
-        // In int8 what attention works with stays bf16: its errors are the ones that the answers feel most.
-        let attention = if format == Format::Int8 { Format::Bf16 } else { format };
-        let layer = |layer: &crate::model::Layer<'_>| -> Result<PackedLayer> {
-            Ok(PackedLayer {
-                qkv: Linear::pack(&[(layer.query, scale), (layer.key, 1.0), (layer.value, 1.0)], attention, kernels)?,
-                attention_output: Linear::pack(&[(layer.attention_output, 1.0)], format, kernels)?,
-                attention_norm: norm(&layer.attention_norm),
-                intermediate: Linear::pack(&[(layer.intermediate, 1.0)], format, kernels)?,
-                output: Linear::pack(&[(layer.output, 1.0)], format, kernels)?,
+        let first = norm(&weights.embeddings.norm);
+        let mut layers: Vec<PackedLayer> = Vec::with_capacity(weights.layers.len());
+        for layer in &weights.layers {
+            let input = layers.last().map_or(&first, |before| &before.output_norm);
+            let qkv = [(layer.query, scale), (layer.key, 1.0), (layer.value, 1.0)];
+            let qkv = Linear::pack(&qkv, Some(input), format, kernels)?;
+            let attention_norm = norm(&layer.attention_norm);
+            layers.push(PackedLayer {
+                qkv,
+                attention_output: Linear::pack(&[(layer.attention_output, 1.0)], None, format, kernels)?,
+                intermediate: Linear::pack(&[(layer.intermediate, 1.0)], Some(&attention_norm), format, kernels)?,
+                attention_norm,
+                output: Linear::pack(&[(layer.output, 1.0)], None, format, kernels)?,
                 output_norm: norm(&layer.output_norm),
-            })
-        };
+            });
+        }
         let classifier = match &weights.classifier {
             None => None,
             Some(head) => {
-                let pack = |linear| Linear::pack(&[(linear, 1.0)], Format::F32, kernels);
+                let pack = |linear| Linear::pack(&[(linear, 1.0)], None, Format::F32, kernels);
                 Some((pack(head.pooler)?, pack(head.classifier)?))
             }
         };
@@ -67,8 +71,8 @@ impl PackedWeights {
             word: table(weights.embeddings.word)?,
             position: table(weights.embeddings.position)?,
             token_type: table(weights.embeddings.token_type)?,
-            norm: norm(&weights.embeddings.norm),
-            layers: weights.layers.iter().map(layer).collect::<Result<_>>()?,
+            norm: first,
+            layers,
             classifier,
         })
     }
