@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::aligned::Aligned;
 use super::exec::{Exec, SharedRows, part};
-use super::kernels::{Kernels, PANEL, TILE_ROWS, Tile};
-use super::low::{LowKernels, stride};
+use super::kernels::{Kernels, MOST_ROWS, PANEL, TILE_ROWS, Tile};
+use super::low::{LowKernels, steps, stride};
 use super::scratch::Slots;
 use crate::error::Result;
 
@@ -35,15 +35,15 @@ pub(super) struct AttentionScratch {
 
 /// The same for attention in bf16.
 pub(super) struct LowScratch {
-    /// `[ceil(S / 32), ceil(d / 2), 32, 2]`, the keys of one sequence and head, pairs transposed in panels.
+    /// `[ceil(S / 32), steps(d), 32, 2]`, the keys of one sequence and head, pairs transposed in panels.
     pub keys: Aligned<u16>,
-    /// `[ceil(d / 32), ceil(S / 2), 32, 2]`, the values in panels, two tokens side by side.
+    /// `[ceil(d / 32), steps(S), 32, 2]`, the values in panels, two tokens side by side.
     pub values: Aligned<u16>,
-    /// `[12, SCORES]`.
+    /// `[rows, SCORES]`, as many rows as a tile has.
     pub scores: Aligned<f32>,
-    /// `[12, SCORES]`, their softmax.
+    /// `[rows, SCORES]`, their softmax.
     pub weights: Aligned<u16>,
-    /// `[12, ceil(d / 32) * 32]`.
+    /// `[rows, ceil(d / 32) * 32]`.
     pub sums: Aligned<f32>,
 }
 
@@ -78,11 +78,11 @@ impl AttentionScratch {
     /// The same for [`Self::low`].
     fn grow_low(&mut self, len: usize, d: usize) -> Result<()> {
         let low = &mut self.low;
-        low.keys.grow(len.next_multiple_of(PANEL) * d.next_multiple_of(2))?;
-        low.values.grow(d.next_multiple_of(PANEL) * len.next_multiple_of(2))?;
-        low.scores.grow(TILE_ROWS * SCORES)?;
-        low.weights.grow(TILE_ROWS * SCORES)?;
-        low.sums.grow(TILE_ROWS * d.next_multiple_of(PANEL))?;
+        low.keys.grow(len.next_multiple_of(PANEL) * steps::<u16>(d) * 2)?;
+        low.values.grow(d.next_multiple_of(PANEL) * steps::<u16>(len) * 2)?;
+        low.scores.grow(MOST_ROWS * SCORES)?;
+        low.weights.grow(MOST_ROWS * SCORES)?;
+        low.sums.grow(MOST_ROWS * d.next_multiple_of(PANEL))?;
         self.tokens = self.tokens.max(len);
         Ok(())
     }
@@ -167,6 +167,7 @@ impl Attention<'_> {
         let (h, d) = (self.hidden, self.hidden / self.heads);
         let context = SharedRows::new(context, stride(h));
         self.for_each_head(exec, scratch, |head, scratch| {
+            let _tiles = self.kernels.tiles();
             scratch.grow_low(head.tokens.len(), d)?;
             let (stride, column) = (stride(3 * h), head.head * d);
             let sequence = &qkv[head.tokens.start * stride..head.tokens.end * stride];

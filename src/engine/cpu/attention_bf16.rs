@@ -5,76 +5,61 @@ use std::arch::x86_64::*;
 
 use super::attention::{KEYS, LowHead, LowScratch, SCORES};
 use super::exec::part;
-use super::kernels::{PANEL, TILE_ROWS, Tile};
+use super::kernels::{MOST_ROWS, PANEL, TILE_ROWS, Tile};
+use super::low::steps;
 use super::simd::{exp, first, load, store, store_bf16};
-use super::tile_bf16;
+use super::{tile_amx, tile_bf16};
 
-/// The queries of `head`, in blocks of at most 12, against all keys of their sequence.
+/// The queries of `head`, in blocks of a tile's rows, against all keys of their sequence. `AMX` says with which tile.
 ///
 /// # Safety
-/// No other task uses these rows and columns of `head.context`.
+/// The CPU has what it is told to use. No other task uses these rows and columns of `head.context`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn head(head: &LowHead<'_>, scratch: &mut LowScratch) {
+pub(super) unsafe fn head<const AMX: bool>(head: &LowHead<'_>, scratch: &mut LowScratch) {
     let (len, d, stride) = (head.len, head.head_dim, head.stride);
-    let pairs = d.div_ceil(2);
-    let width = d.next_multiple_of(PANEL);
+    let (pairs, token_pairs, width) = (steps::<u16>(d), steps::<u16>(len), d.next_multiple_of(PANEL));
+    let most = if AMX { tile_amx::ROWS } else { TILE_ROWS };
+    let product = |t: Tile<'_, u16>| if AMX { tile_amx::tile_bf16(t) } else { tile_bf16::tile(t) };
     pack_keys(head.keys, stride, len, d, &mut scratch.keys);
     pack_values(head.values, stride, len, d, &mut scratch.values);
     let LowScratch { keys: packed_keys, values: packed_values, scores, weights, sums } = scratch;
 
-    let tiles = head.queries.len().div_ceil(TILE_ROWS);
+    let tiles = head.queries.len().div_ceil(most);
     for tile in 0..tiles {
         let block = part(head.queries.len(), tiles, tile);
         let (start, rows) = (head.queries.start + block.start, block.len());
-        let (mut max, mut total) = (_mm512_set1_ps(f32::NEG_INFINITY), _mm512_setzero_ps());
+        let (mut max, mut total) = ([f32::NEG_INFINITY; MOST_ROWS], [0.0; MOST_ROWS]);
         for from in (0..len).step_by(KEYS) {
             let keys = from..len.min(from + KEYS);
             for (i, panel) in (from / PANEL..keys.end.div_ceil(PANEL)).enumerate() {
                 let b = &packed_keys[panel * pairs * 2 * PANEL..][..pairs * 2 * PANEL];
                 let (a, out) = (&head.query[start * stride..], &mut scores[i * PANEL..]);
-                tile_bf16::tile(Tile { rows, k: pairs, a, lda: stride, b, out, ldo: SCORES, next: &[] });
+                product(Tile { rows, k: pairs, a, lda: stride, b, out, ldo: SCORES, next: &[] });
             }
-            let (mut now, mut added) = ([f32::NEG_INFINITY; 16], [0.0; 16]);
-            store(&mut now, max);
+            let (mut now, mut added) = (max, [0.0; MOST_ROWS]);
             for i in 0..rows {
                 let row = i * SCORES..i * SCORES + SCORES;
-                (now[i], added[i]) = softmax(&mut scores[row.clone()], &mut weights[row], keys.len(), now[i]);
+                (now[i], added[i]) = softmax(&mut scores[row.clone()], &mut weights[row], keys.len(), max[i]);
             }
-            let now = load(&now);
-            let rescale = exp(_mm512_sub_ps(max, now));
-            total = _mm512_fmadd_ps(total, rescale, load(&added));
+            let mut scale = [0.0; MOST_ROWS];
+            for i in (0..rows).step_by(16) {
+                let rescale = exp(_mm512_sub_ps(load(&max[i..]), load(&now[i..])));
+                let sum = _mm512_fmadd_ps(load(&total[i..]), rescale, load(&added[i..]));
+                store(&mut total[i..], sum);
+                store(&mut scale[i..], rescale);
+            }
             max = now;
-            let mut scale = [0.0; 16];
-            store(&mut scale, rescale);
-            let steps = keys.len().div_ceil(2);
+            let k = steps::<u16>(keys.len());
             for panel in 0..width / PANEL {
-                let b = &packed_values[(panel * len.div_ceil(2) + from / 2) * 2 * PANEL..][..steps * 2 * PANEL];
+                let b = &packed_values[(panel * token_pairs + from / 2) * 2 * PANEL..][..k * 2 * PANEL];
                 let sums = &mut sums[panel * PANEL..];
                 if from == 0 {
-                    tile_bf16::tile(Tile {
-                        rows,
-                        k: steps,
-                        a: weights,
-                        lda: SCORES,
-                        b,
-                        out: sums,
-                        ldo: width,
-                        next: &[],
-                    });
+                    product(Tile { rows, k, a: weights, lda: SCORES, b, out: sums, ldo: width, next: &[] });
                     continue;
                 }
-                let mut out = [[0.0; PANEL]; TILE_ROWS];
-                let product = out.as_flattened_mut();
-                tile_bf16::tile(Tile {
-                    rows,
-                    k: steps,
-                    a: weights,
-                    lda: SCORES,
-                    b,
-                    out: product,
-                    ldo: PANEL,
-                    next: &[],
-                });
+                let mut out = [[0.0; PANEL]; MOST_ROWS];
+                let added = out.as_flattened_mut();
+                product(Tile { rows, k, a: weights, lda: SCORES, b, out: added, ldo: PANEL, next: &[] });
                 for (i, out) in out[..rows].iter().enumerate() {
                     for j in [0, 16] {
                         let sums = &mut sums[i * width + j..];
@@ -84,9 +69,8 @@ pub(super) unsafe fn head(head: &LowHead<'_>, scratch: &mut LowScratch) {
                 }
             }
         }
-        let mut scale = [0.0; 16];
-        store(&mut scale, _mm512_div_ps(_mm512_set1_ps(1.0), total));
-        for (i, &scale) in scale[..rows].iter().enumerate() {
+        for (i, total) in total[..rows].iter().enumerate() {
+            let scale = 1.0 / total;
             // SAFETY: as the caller promises.
             let out = unsafe { head.context.columns(head.first + start + i, head.columns.clone()) };
             for (out, sums) in out.chunks_mut(16).zip(sums[i * width..].chunks(16)) {
@@ -97,10 +81,11 @@ pub(super) unsafe fn head(head: &LowHead<'_>, scratch: &mut LowScratch) {
 }
 
 /// One block of an online softmax: `weights` become `exp(score - m)`, where `m` is the maximum of `before` and of the
-/// first `len` scores, and 0 up to the next multiple of 16. Returns `m` and their sum.
+/// first `len` scores, and 0 up to the next multiple of 32. Returns `m` and their sum.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn softmax(scores: &mut [f32], weights: &mut [u16], len: usize, before: f32) -> (f32, f32) {
+    weights[len..len.next_multiple_of(32)].fill(0);
     let (scores, weights) = (&mut scores[..len.next_multiple_of(16)], &mut weights[..len.next_multiple_of(16)]);
     let nothing = _mm512_set1_ps(f32::NEG_INFINITY);
     let last = len.next_multiple_of(16) - 16;
@@ -120,11 +105,11 @@ fn softmax(scores: &mut [f32], weights: &mut [u16], len: usize, before: f32) -> 
     (max, _mm512_reduce_add_ps(sum))
 }
 
-/// `keys`: rows of `d` that are `stride` apart, to `[ceil(len / 32), ceil(d / 2), 32, 2]`, zero past `len` and `d`.
+/// `keys`: rows of `d` that are `stride` apart, to `[ceil(len / 32), steps(d), 32, 2]`, zero past `len` and `d`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn pack_keys(keys: &[u16], stride: usize, len: usize, d: usize, packed: &mut [u16]) {
-    let pairs = d.div_ceil(2);
+    let pairs = steps::<u16>(d);
     for start in (0..len.next_multiple_of(PANEL)).step_by(16) {
         let panel = &mut packed[start / PANEL * pairs * 2 * PANEL..][..pairs * 2 * PANEL];
         for column in (0..d).step_by(32) {
@@ -185,11 +170,11 @@ fn transpose(x: [__m512i; 16]) -> [__m512i; 16] {
     out
 }
 
-/// `values`: rows of `d` that are `stride` apart, to `[ceil(d / 32), ceil(len / 2), 32, 2]`, zero past `d` and `len`.
+/// `values`: rows of `d` that are `stride` apart, to `[ceil(d / 32), steps(len), 32, 2]`, zero past `d` and `len`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn pack_values(values: &[u16], stride: usize, len: usize, d: usize, packed: &mut [u16]) {
-    let steps = len.div_ceil(2);
+    let steps = steps::<u16>(len);
     let low: [u16; 32] = std::array::from_fn(|i| (i / 2 + i % 2 * 32) as u16);
     let high = low.map(|i| i + 16);
     // SAFETY: both arrays are a vector long.

@@ -6,12 +6,16 @@ use super::exec::{SharedRows, part};
 use super::int8::{self, Int8Kernels};
 use super::low::{self, LowKernels};
 use super::rows::Epilogue;
+#[cfg(target_arch = "x86_64")]
+use super::tile_amx;
 use crate::engine::Dtype;
 
 /// The most columns of a tile; weights are packed in panels of as many as one has ([`Kernels::panel`]).
 pub(super) const PANEL: usize = 32;
-/// Most rows of a tile.
+/// Most rows of a tile in registers of vectors.
 pub(super) const TILE_ROWS: usize = 12;
+/// Most rows of any tile.
+pub(super) const MOST_ROWS: usize = 32;
 
 /// `out [rows, w] = a [rows, k] * b [k, w]`, `w` being the table's [`Kernels::panel`]. Each number of `out` is one chain
 /// of multiply-adds in the order of `k`, so it does not depend on the other rows.
@@ -19,7 +23,7 @@ pub(super) const TILE_ROWS: usize = 12;
 /// A step of the product takes four bytes of each row of `a`: one fp32 number, two bf16 or four int8 ([`per_step`]).
 /// `b` holds as many numbers of each column side by side.
 pub(super) struct Tile<'a, A = f32, B = A> {
-    /// 1 to [`TILE_ROWS`].
+    /// From 1 to as many as the kernel takes.
     pub rows: usize,
     /// Steps.
     pub k: usize,
@@ -41,11 +45,11 @@ pub(super) const fn per_step<T>() -> usize {
 }
 
 impl<A, B> Tile<'_, A, B> {
-    /// Panics unless the slices hold what the shapes say, for `W` columns.
+    /// Panics unless the slices hold what the shapes say, for `W` columns and at most `ROWS` rows.
     #[inline(always)]
-    pub(super) fn check<const W: usize>(&self) {
+    pub(super) fn check<const W: usize, const ROWS: usize>(&self) {
         assert!(
-            (1..=TILE_ROWS).contains(&self.rows)
+            (1..=ROWS).contains(&self.rows)
                 && self.a.len() >= (self.rows - 1) * self.lda + self.k * per_step::<A>()
                 && self.b.len() >= self.k * W * per_step::<B>()
                 && self.out.len() >= (self.rows - 1) * self.ldo + W,
@@ -107,6 +111,8 @@ pub(super) struct Kernels {
     pub layer_norm: fn(&mut [f32], &[f32], &[f32], f32),
     pub softmax: fn(&mut [f32], f32) -> (f32, f32),
     pub epilogue: EpilogueKernel,
+    /// Ends a thread's work with the tiles.
+    pub release: fn(),
     /// For int8, where it is faster than fp32.
     pub int8: Option<&'static Int8Kernels>,
     /// For bf16, where the CPU has instructions for it.
@@ -182,6 +188,7 @@ macro_rules! table {
                 epilogue: |kind, tile, bias, c, row, column| unsafe {
                     epilogue_here(kind, tile, bias, c, row, column)
                 },
+                release: || {},
                 int8: $int8,
                 low: None,
             };
@@ -219,8 +226,25 @@ table!(PORTABLE, portable, false, PANEL, 384 << 10, crate::engine::cpu::tile_por
 static AVX512_VNNI: Kernels = Kernels { name: "avx512_vnni", int8: Some(&int8::AVX512_VNNI), ..avx512::AVX512 };
 #[cfg(target_arch = "x86_64")]
 static AVX512_BF16: Kernels = Kernels { name: "avx512_bf16", low: Some(&low::AVX512_BF16), ..AVX512_VNNI };
+#[cfg(target_arch = "x86_64")]
+static AMX: Kernels =
+    Kernels { name: "amx", release: tile_amx::release, int8: Some(&int8::AMX), low: Some(&low::AMX), ..AVX512_BF16 };
+
+/// A thread's work with the tiles, until it is dropped.
+pub(super) struct Tiles(fn());
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
 
 impl Kernels {
+    /// To be held while a thread runs tiles.
+    pub(super) fn tiles(&self) -> Tiles {
+        Tiles(self.release)
+    }
+
     /// The fastest table that this CPU can run with kernels for `dtype`; the fastest of all where there are none.
     pub(super) fn best(dtype: Dtype) -> &'static Self {
         let all = Self::all();
@@ -245,6 +269,9 @@ impl Kernels {
                 && is_x86_feature_detected!("avx512vl");
             let vnni_here = avx512_here && is_x86_feature_detected!("avx512vnni");
             if vnni_here && is_x86_feature_detected!("avx512bf16") {
+                if tile_amx::available() {
+                    all.push(&AMX);
+                }
                 all.push(&AVX512_BF16);
             }
             if vnni_here {

@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::aligned::{Aligned, Number};
 use super::exec::{Exec, SharedRows, part};
 use super::int8::{Int8Kernels, RowScale, Scales, Smooth};
-use super::kernels::{Kernels, PANEL, TILE_ROWS, Tile, per_step};
-use super::low::{LowKernels, stride};
+use super::kernels::{Kernels, MOST_ROWS, PANEL, TILE_ROWS, Tile, per_step};
+use super::low::{LowKernels, steps, stride};
 use super::rows::Epilogue;
 use super::weights::PackedNorm;
 use crate::error::Result;
@@ -76,7 +76,7 @@ enum SharedOut<'a> {
 
 /// A tile's result, whose rows begin at cache lines.
 #[repr(align(64))]
-struct Block([[f32; PANEL]; TILE_ROWS]);
+struct Block([[f32; PANEL]; MOST_ROWS]);
 
 impl Linear {
     /// Packs `parts`, whose outputs follow one another, for `kernels`; each is multiplied by its factor. `norm` is the
@@ -98,12 +98,12 @@ impl Linear {
         let mut panels = match format {
             Format::F32 => Panels::F32(Aligned::zeroed(columns * k)?, panel * k),
             Format::Bf16 => {
-                let k = k.next_multiple_of(2);
+                let k = steps::<u16>(k) * per_step::<u16>();
                 Panels::Bf16(Aligned::zeroed(columns * k)?, panel * k)
             }
             Format::Int8 => Panels::Int8 {
-                panels: Aligned::zeroed(columns * k.next_multiple_of(4))?,
-                len: panel * k.next_multiple_of(4),
+                panels: Aligned::zeroed(columns * steps::<i8>(k) * per_step::<i8>())?,
+                len: panel * steps::<i8>(k) * per_step::<i8>(),
                 scales: vec![0.0; columns],
                 sums: vec![0; columns],
                 smooth: norm
@@ -155,22 +155,27 @@ impl Linear {
         };
         assert!(a_len == rows * width && c_len == rows, "a linear layer's shapes do not fit");
         let (row_parts, panel_parts) = self.split(exec.threads(), rows);
+        let tile_rows = match &self.panels {
+            Panels::F32(..) => TILE_ROWS,
+            Panels::Bf16(..) => low(kernels).rows,
+            Panels::Int8 { .. } => int8(kernels).rows,
+        };
         exec.for_each(row_parts * panel_parts, |task| {
-            let mut rows = part(rows, row_parts, task / panel_parts);
+            let rows = part(rows, row_parts, task / panel_parts);
             let panels = part(n.div_ceil(self.panel), panel_parts, task % panel_parts);
-            let step = (kernels.sweep / (width * size)).next_multiple_of(TILE_ROWS).max(TILE_ROWS);
-            let mut out = Block([[0.0; PANEL]; TILE_ROWS]);
-            while !rows.is_empty() {
-                let block = rows.start..rows.end.min(rows.start + step);
-                rows.start = block.end;
-                let tiles = block.len().div_ceil(TILE_ROWS);
+            let blocks = rows.len().div_ceil((kernels.sweep / (width * size)).max(tile_rows));
+            let mut out = Block([[0.0; PANEL]; MOST_ROWS]);
+            let _tiles = kernels.tiles();
+            for i in 0..blocks {
+                let block = part(rows.len(), blocks, i);
+                let tiles = block.len().div_ceil(tile_rows);
                 for panel in panels.clone() {
                     let columns = panel * self.panel..n.min((panel + 1) * self.panel);
                     for tile in 0..tiles {
                         let at = part(block.len(), tiles, tile);
-                        let first = block.start + at.start;
-                        let rows = first..first + at.len();
-                        self.product(kernels, a, rows, panel, (tile, tiles), &mut out.0);
+                        let first = rows.start + block.start + at.start;
+                        let tile_of = first..first + at.len();
+                        self.product(kernels, a, tile_of, panel, (tile, tiles), &mut out.0);
                         let out = &out.0[..at.len()];
                         // SAFETY: this piece of `c` belongs to this task: the grid of parts does not overlap.
                         unsafe {
@@ -191,7 +196,7 @@ impl Linear {
         });
     }
 
-    /// `out = a W^T` for at most 12 rows of `a` and one panel. Meanwhile the next panel comes from memory, a part with
+    /// `out = a W^T` for the rows of a tile and one panel. Meanwhile the next panel comes from memory, a part with
     /// each tile.
     #[inline(always)]
     fn product(
@@ -201,7 +206,7 @@ impl Linear {
         rows: Range<usize>,
         panel: usize,
         (tile, tiles): (usize, usize),
-        out: &mut [[f32; PANEL]; TILE_ROWS],
+        out: &mut [[f32; PANEL]; MOST_ROWS],
     ) {
         // The panel, and this tile's part of the next one.
         let of = (panel, tile, tiles);
@@ -216,12 +221,12 @@ impl Linear {
                 (kernels.tile)(Tile { rows, k, a: &a[first * k..], lda: k, b, out, ldo, next });
             }
             (Panels::Bf16(panels, len), Rows::Bf16(a)) => {
-                let (k, lda) = (self.k.div_ceil(2), stride(self.k));
+                let (k, lda) = (steps::<u16>(self.k), stride(self.k));
                 let (b, next) = panel_of(panels, of, *len);
                 (low(kernels).tile)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo, next });
             }
             (Panels::Int8 { panels, len, scales, sums, .. }, Rows::Int8(a, row_scales)) => {
-                let (k, lda) = (self.k.div_ceil(4), stride(self.k));
+                let (k, lda) = (steps::<i8>(self.k), stride(self.k));
                 let (b, next) = panel_of(panels, of, *len);
                 let columns = panel * self.panel..(panel + 1) * self.panel;
                 let scales =
@@ -277,10 +282,10 @@ impl Panels {
             panels: &mut [T],
             (output, width): (usize, usize),
             row: &[f32],
+            len: usize,
             number: impl Fn(f32) -> T,
         ) {
-            let (a_step, k) = (per_step::<T>(), row.len());
-            let len = k.next_multiple_of(a_step) * width;
+            let a_step = per_step::<T>();
             let panel = &mut panels[output / width * len..][..len];
             let columns = panel.chunks_exact_mut(a_step).skip(output % width).step_by(width);
             for (place, numbers) in columns.zip(row.chunks(a_step)) {
@@ -289,9 +294,9 @@ impl Panels {
         }
         let at = (output, width);
         match self {
-            Self::F32(panels, _) => spread(panels, at, row, |x| x),
-            Self::Bf16(panels, _) => spread(panels, at, row, |x| half::bf16::from_f32(x).to_bits()),
-            Self::Int8 { panels, scales, sums, smooth, pair, .. } => {
+            Self::F32(panels, len) => spread(panels, at, row, *len, |x| x),
+            Self::Bf16(panels, len) => spread(panels, at, row, *len, |x| half::bf16::from_f32(x).to_bits()),
+            Self::Int8 { panels, len, scales, sums, smooth, pair } => {
                 let mut offset = 0.0;
                 for ((w, factor), shift) in row.iter_mut().zip(&smooth.factor).zip(&smooth.offset) {
                     *w /= factor;
@@ -304,7 +309,7 @@ impl Panels {
                 let broken: f32 = row.iter().map(|x| x * 0.0).sum();
                 let scale = if max > 0.0 { (max / 127.0).max(max_pair / *pair) + broken } else { 1.0 + broken };
                 let number = |x: f32| (x / scale).round() as i8;
-                spread(panels, at, row, number);
+                spread(panels, at, row, *len, number);
                 scales[output] = scale;
                 sums[output] = row.iter().map(|&x| i32::from(number(x))).sum();
                 return offset;

@@ -8,12 +8,19 @@
 use super::attention::{LowHead, LowScratch};
 use super::exec::SharedRows;
 use super::int8::QuantizeKernel;
-use super::kernels::{PANEL, Tile};
+use super::kernels::{TILE_ROWS, Tile, per_step};
 use crate::model::HiddenAct;
 
 /// The row length of a bf16 or int8 matrix that is `width` wide.
+///
+/// A row of them is whole cache lines long, as AMX reads it.
 pub(super) const fn stride(width: usize) -> usize {
-    width.next_multiple_of(PANEL)
+    width.next_multiple_of(64)
+}
+
+/// The steps of a tile that has `k` bf16 or int8 inputs: whole multiplications of AMX.
+pub(super) const fn steps<T>(k: usize) -> usize {
+    k.div_ceil(per_step::<T>()).next_multiple_of(16)
 }
 
 /// Unsafe as `rows_bf16::epilogue` is.
@@ -21,6 +28,8 @@ type EpilogueKernel = unsafe fn(Option<HiddenAct>, &[[f32; 32]], &[f32], &Shared
 
 /// What each computes is said where it is defined.
 pub(super) struct LowKernels {
+    /// Most rows of a tile.
+    pub rows: usize,
     pub tile: fn(Tile<'_, u16>),
     pub round: fn(&[f32], usize, &mut [u16]),
     /// Rows of `stride(k)` to int8.
@@ -31,6 +40,7 @@ pub(super) struct LowKernels {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) static AVX512_BF16: LowKernels = LowKernels {
+    rows: TILE_ROWS,
     tile: super::tile_bf16::tile,
     // SAFETY: the table is only given out where the CPU has the instructions.
     round: |x, width, out| unsafe { super::rows_bf16::round(x, width, out) },
@@ -39,5 +49,14 @@ pub(super) static AVX512_BF16: LowKernels = LowKernels {
     // SAFETY: as above, and the caller's promise is passed on.
     epilogue: |act, tile, bias, c, row, column| unsafe { super::rows_bf16::epilogue(act, tile, bias, c, row, column) },
     // SAFETY: as above, and the caller's promise is passed on.
-    head: |head, scratch| unsafe { super::attention_bf16::head(head, scratch) },
+    head: |head, scratch| unsafe { super::attention_bf16::head::<false>(head, scratch) },
+};
+
+#[cfg(target_arch = "x86_64")]
+pub(super) static AMX: LowKernels = LowKernels {
+    rows: super::tile_amx::ROWS,
+    tile: super::tile_amx::tile_bf16,
+    // SAFETY: as above.
+    head: |head, scratch| unsafe { super::attention_bf16::head::<true>(head, scratch) },
+    ..AVX512_BF16
 };

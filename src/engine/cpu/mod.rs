@@ -30,6 +30,8 @@ mod scratch;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 #[cfg(target_arch = "x86_64")]
+mod tile_amx;
+#[cfg(target_arch = "x86_64")]
 mod tile_avx2;
 #[cfg(target_arch = "x86_64")]
 mod tile_avx512;
