@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::aligned::Aligned;
 use super::exec::{Exec, SharedRows, part};
-use super::kernels::{Kernels, MOST_ROWS, PANEL, TILE_ROWS, Tile};
+use super::kernels::{Kernels, MOST_ROWS, PANEL, Piece, TILE_ROWS, Tile};
 use super::low::{LowKernels, steps, stride};
 use super::scratch::Slots;
 use crate::error::Result;
@@ -239,7 +239,17 @@ impl Attention<'_> {
                 for (i, panel) in panels.enumerate() {
                     let b = &scratch.keys[panel * d * w..][..d * w];
                     let (a, out) = (&query[start * 3 * h..], &mut scratch.scores[i * w..]);
-                    (self.kernels.tile)(Tile { rows, k: d, a, lda: 3 * h, b, out, ldo: SCORES, next: &[] });
+                    (self.kernels.tile)(Tile {
+                        rows,
+                        k: d,
+                        a,
+                        lda: 3 * h,
+                        b,
+                        out,
+                        ldo: SCORES,
+                        next: &[],
+                        piece: Piece::WHOLE,
+                    });
                 }
                 let mut rescale = [0.0; TILE_ROWS];
                 for i in 0..rows {
@@ -261,6 +271,7 @@ impl Attention<'_> {
                         out: product,
                         ldo: PANEL,
                         next: &[],
+                        piece: Piece::WHOLE,
                     });
                     for i in 0..rows {
                         let sums = &mut scratch.sums[i * width + panel * w..][..w];

@@ -6,7 +6,7 @@
 
 use super::aligned::Aligned;
 use super::exec::Exec;
-use super::kernels::{TILE_ROWS, Tile};
+use super::kernels::{Blocking, Tile};
 use super::linear::Rows;
 use super::low::stride;
 use super::weights::PackedNorm;
@@ -34,8 +34,7 @@ pub(super) type QuantizeKernel<T> = fn(&[T], &Smooth, &mut [u8], &mut [RowScale]
 
 /// One instruction set's kernels.
 pub(super) struct Int8Kernels {
-    /// Most rows of a tile.
-    pub rows: usize,
+    pub blocking: Blocking,
     pub tile: fn(Tile<'_, u8, i8>, &Scales<'_>),
     /// Two neighbours in a column of weights may be so great together, in magnitude; 254 is no limit.
     pub pair: f32,
@@ -44,7 +43,7 @@ pub(super) struct Int8Kernels {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) static AVX512_VNNI: Int8Kernels = Int8Kernels {
-    rows: TILE_ROWS,
+    blocking: Blocking::VECTORS,
     tile: super::tile_int8::tile,
     pair: 254.0,
     // SAFETY: the table is only given out where the CPU has AVX-512.
@@ -53,11 +52,11 @@ pub(super) static AVX512_VNNI: Int8Kernels = Int8Kernels {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) static AMX: Int8Kernels =
-    Int8Kernels { rows: super::tile_amx::ROWS, tile: super::tile_amx::tile_int8, ..AVX512_VNNI };
+    Int8Kernels { blocking: super::tile_amx::BLOCKING, tile: super::tile_amx::tile_int8, ..AVX512_VNNI };
 
 #[cfg(target_arch = "x86_64")]
 pub(super) static AVX2: Int8Kernels = Int8Kernels {
-    rows: TILE_ROWS,
+    blocking: Blocking::VECTORS,
     tile: super::tile_int8_avx2::tile,
     pair: super::tile_int8_avx2::PAIR,
     // SAFETY: the table is only given out where the CPU has AVX2 and FMA.

@@ -16,6 +16,8 @@ pub(super) const PANEL: usize = 32;
 pub(super) const TILE_ROWS: usize = 12;
 /// Most rows of any tile.
 pub(super) const MOST_ROWS: usize = 32;
+/// Most panels of any [`Blocking`].
+pub(super) const MOST_PANELS: usize = 8;
 
 /// `out [rows, w] = a [rows, k] * b [k, w]`, `w` being the table's [`Kernels::panel`]. Each number of `out` is one chain
 /// of multiply-adds in the order of `k`, so it does not depend on the other rows.
@@ -37,6 +39,36 @@ pub(super) struct Tile<'a, A = f32, B = A> {
     pub ldo: usize,
     /// What a later tile reads, asked for on the way: it comes from memory while this one is computed.
     pub next: &'a [B],
+    /// Which part of all steps these are.
+    pub piece: Piece,
+}
+
+/// Where a product's steps are taken in several pieces, sums wait in `out` from one to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Piece {
+    pub first: bool,
+    pub last: bool,
+}
+
+impl Piece {
+    /// All steps.
+    pub(super) const WHOLE: Self = Self { first: true, last: true };
+}
+
+/// In which order a linear layer's tiles are computed.
+#[derive(Clone, Copy)]
+pub(super) struct Blocking {
+    /// Most rows of a tile.
+    pub rows: usize,
+    /// Panels that all tiles of a sweep use before the next ones are, at most [`MOST_PANELS`].
+    pub panels: usize,
+    /// Most steps of a piece, whole multiplications.
+    pub steps: usize,
+}
+
+impl Blocking {
+    /// In registers of vectors: a panel stays in the cache while the rows pass by.
+    pub(super) const VECTORS: Self = Self { rows: TILE_ROWS, panels: 1, steps: usize::MAX };
 }
 
 /// How many numbers of this type one step of a tile takes.
@@ -45,9 +77,16 @@ pub(super) const fn per_step<T>() -> usize {
 }
 
 impl<A, B> Tile<'_, A, B> {
+    /// Of a tile in registers of vectors, `W` columns wide. Panics unless the slices hold what the shapes say.
+    #[inline(always)]
+    pub(super) fn check<const W: usize>(&self) {
+        assert!(self.piece.first && self.piece.last, "only AMX has tiles in pieces");
+        self.check_rows::<W, TILE_ROWS>();
+    }
+
     /// Panics unless the slices hold what the shapes say, for `W` columns and at most `ROWS` rows.
     #[inline(always)]
-    pub(super) fn check<const W: usize, const ROWS: usize>(&self) {
+    pub(super) fn check_rows<const W: usize, const ROWS: usize>(&self) {
         assert!(
             (1..=ROWS).contains(&self.rows)
                 && self.a.len() >= (self.rows - 1) * self.lda + self.k * per_step::<A>()

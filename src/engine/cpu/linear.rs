@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::aligned::{Aligned, Number};
 use super::exec::{Exec, SharedRows, part};
 use super::int8::{Int8Kernels, RowScale, Scales, Smooth};
-use super::kernels::{Kernels, MOST_ROWS, PANEL, TILE_ROWS, Tile, per_step};
-use super::low::{LowKernels, steps, stride};
+use super::kernels::{Blocking, Kernels, MOST_PANELS, MOST_ROWS, PANEL, Piece, TILE_ROWS, Tile, per_step};
+use super::low::{LowKernels, UNIT, steps, stride};
 use super::rows::Epilogue;
 use super::weights::PackedNorm;
 use crate::error::Result;
@@ -155,38 +155,30 @@ impl Linear {
         };
         assert!(a_len == rows * width && c_len == rows, "a linear layer's shapes do not fit");
         let (row_parts, panel_parts) = self.split(exec.threads(), rows);
-        let tile_rows = match &self.panels {
-            Panels::F32(..) => TILE_ROWS,
-            Panels::Bf16(..) => low(kernels).rows,
-            Panels::Int8 { .. } => int8(kernels).rows,
-        };
+        let plan = Plan::new(&self.panels, k, kernels);
         exec.for_each(row_parts * panel_parts, |task| {
             let rows = part(rows, row_parts, task / panel_parts);
             let panels = part(n.div_ceil(self.panel), panel_parts, task % panel_parts);
-            let blocks = rows.len().div_ceil((kernels.sweep / (width * size)).max(tile_rows));
-            let mut out = Block([[0.0; PANEL]; MOST_ROWS]);
+            let blocks = rows.len().div_ceil((kernels.sweep / (width * size)).max(plan.rows));
+            let mut sums = [const { Block([[0.0; PANEL]; MOST_ROWS]) }; MOST_PANELS];
             let _tiles = kernels.tiles();
             for i in 0..blocks {
                 let block = part(rows.len(), blocks, i);
-                let tiles = block.len().div_ceil(tile_rows);
-                for panel in panels.clone() {
-                    let columns = panel * self.panel..n.min((panel + 1) * self.panel);
+                let tiles = block.len().div_ceil(plan.rows);
+                for group in panels.clone().step_by(plan.panels) {
+                    let group = group..panels.end.min(group + plan.panels);
                     for tile in 0..tiles {
                         let at = part(block.len(), tiles, tile);
                         let first = rows.start + block.start + at.start;
-                        let tile_of = first..first + at.len();
-                        self.product(kernels, a, tile_of, panel, (tile, tiles), &mut out.0);
-                        let out = &out.0[..at.len()];
-                        // SAFETY: this piece of `c` belongs to this task: the grid of parts does not overlap.
-                        unsafe {
-                            match &c {
-                                SharedOut::F32(epilogue, c) => {
-                                    let bias = &self.bias[columns.clone()];
-                                    (kernels.epilogue)(*epilogue, out, bias, c, first, columns.start);
-                                }
-                                SharedOut::Bf16(low, act, c) => {
-                                    let bias = &self.bias[panel * self.panel..][..self.panel];
-                                    (low.epilogue)(*act, out, bias, c, first, columns.start);
+                        for (piece, steps) in plan.pieces() {
+                            for (panel, sums) in group.clone().zip(&mut sums) {
+                                let ahead = Ahead { panel: panel + group.len(), tile, tiles };
+                                let rows = first..first + at.len();
+                                self.product(kernels, a, rows, (panel, steps.clone(), piece), ahead, &mut sums.0);
+                                if piece.last {
+                                    // SAFETY: this piece of `c` belongs to this task: the grid of parts does not
+                                    // overlap.
+                                    unsafe { self.finish(kernels, &sums.0[..at.len()], &c, first, panel) };
                                 }
                             }
                         }
@@ -196,42 +188,58 @@ impl Linear {
         });
     }
 
-    /// `out = a W^T` for the rows of a tile and one panel. Meanwhile the next panel comes from memory, a part with
-    /// each tile.
+    /// What follows the product.
+    ///
+    /// # Safety
+    /// No other task uses this panel's columns of these rows of `c`.
+    #[inline(always)]
+    unsafe fn finish(&self, kernels: &Kernels, sums: &[[f32; PANEL]], c: &SharedOut<'_>, first: usize, panel: usize) {
+        let columns = panel * self.panel..self.n.min((panel + 1) * self.panel);
+        // SAFETY: as the caller promises.
+        unsafe {
+            match c {
+                SharedOut::F32(epilogue, c) => {
+                    let bias = &self.bias[columns.clone()];
+                    (kernels.epilogue)(*epilogue, sums, bias, c, first, columns.start);
+                }
+                SharedOut::Bf16(low, act, c) => {
+                    let bias = &self.bias[panel * self.panel..][..self.panel];
+                    (low.epilogue)(*act, sums, bias, c, first, columns.start);
+                }
+            }
+        }
+    }
+
+    /// `out = a W^T` for the rows of a tile, one panel and some steps, added to what the steps before have given.
     #[inline(always)]
     fn product(
         &self,
         kernels: &Kernels,
         a: Rows<'_>,
         rows: Range<usize>,
-        panel: usize,
-        (tile, tiles): (usize, usize),
+        (panel, steps, piece): (usize, Range<usize>, Piece),
+        ahead: Ahead,
         out: &mut [[f32; PANEL]; MOST_ROWS],
     ) {
-        // The panel, and this tile's part of the next one.
-        let of = (panel, tile, tiles);
-        fn panel_of<T>(panels: &[T], (panel, tile, tiles): (usize, usize, usize), len: usize) -> (&[T], &[T]) {
-            let next = panels.get((panel + 1) * len..(panel + 2) * len).unwrap_or_default();
-            (&panels[panel * len..][..len], &next[part(next.len(), tiles, tile)])
-        }
-        let (first, rows, out, ldo) = (rows.start, rows.len(), out.as_flattened_mut(), PANEL);
+        let (first, rows, k, out, ldo) = (rows.start, rows.len(), steps.len(), out.as_flattened_mut(), PANEL);
         match (&self.panels, a) {
             (Panels::F32(panels, len), Rows::F32(a)) => {
-                let (k, (b, next)) = (self.k, panel_of(panels, of, *len));
-                (kernels.tile)(Tile { rows, k, a: &a[first * k..], lda: k, b, out, ldo, next });
+                let (b, next) = ahead.of(panels, *len, self.panel, panel, &steps);
+                (kernels.tile)(Tile { rows, k, a: &a[first * self.k..], lda: self.k, b, out, ldo, next, piece });
             }
             (Panels::Bf16(panels, len), Rows::Bf16(a)) => {
-                let (k, lda) = (steps::<u16>(self.k), stride(self.k));
-                let (b, next) = panel_of(panels, of, *len);
-                (low(kernels).tile)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo, next });
+                let (lda, a_start) = (stride(self.k), 2 * steps.start);
+                let (b, next) = ahead.of(panels, *len, self.panel, panel, &steps);
+                (low(kernels).tile)(Tile { rows, k, a: &a[first * lda + a_start..], lda, b, out, ldo, next, piece });
             }
             (Panels::Int8 { panels, len, scales, sums, .. }, Rows::Int8(a, row_scales)) => {
-                let (k, lda) = (steps::<i8>(self.k), stride(self.k));
-                let (b, next) = panel_of(panels, of, *len);
+                let (lda, a_start) = (stride(self.k), 4 * steps.start);
+                let (b, next) = ahead.of(panels, *len, self.panel, panel, &steps);
                 let columns = panel * self.panel..(panel + 1) * self.panel;
                 let scales =
                     Scales { rows: &row_scales[first..], columns: &scales[columns.clone()], sums: &sums[columns] };
-                (int8(kernels).tile)(Tile { rows, k, a: &a[first * lda..], lda, b, out, ldo, next }, &scales);
+                let tile = Tile { rows, k, a: &a[first * lda + a_start..], lda, b, out, ldo, next, piece };
+                (int8(kernels).tile)(tile, &scales);
             }
             _ => unreachable!("a linear layer runs on rows of its own format"),
         }
@@ -248,6 +256,63 @@ impl Linear {
         let panel_parts = self.n.div_ceil(self.panel).min(wanted);
         let row_parts = wanted.div_ceil(panel_parts).min(rows.div_ceil(4 * TILE_ROWS));
         (row_parts, panel_parts)
+    }
+}
+
+/// How the tiles of a layer follow one another: its kernels' [`Blocking`] for its own size.
+struct Plan {
+    rows: usize,
+    panels: usize,
+    steps: usize,
+    pieces: usize,
+}
+
+impl Plan {
+    fn new(panels: &Panels, k: usize, kernels: &Kernels) -> Self {
+        /// Weights that stay in the second-level cache.
+        const GROUP: usize = 1 << 20;
+        let (blocking, steps, panel) = match panels {
+            Panels::F32(_, len) => (Blocking::VECTORS, k, 4 * len),
+            Panels::Bf16(_, len) => (low(kernels).blocking, steps::<u16>(k), 2 * len),
+            Panels::Int8 { len, .. } => (int8(kernels).blocking, steps::<i8>(k), *len),
+        };
+        let panels = (GROUP / panel).clamp(1, blocking.panels);
+        Self { rows: blocking.rows, panels, steps, pieces: steps.div_ceil(blocking.steps) }
+    }
+
+    /// The steps, cut into pieces of whole multiplications.
+    #[inline(always)]
+    fn pieces(&self) -> impl Iterator<Item = (Piece, Range<usize>)> {
+        let (all, unit) = (self.steps, if self.pieces == 1 { self.steps } else { UNIT });
+        (0..self.pieces).map(move |i| {
+            let units = part(all / unit, self.pieces, i);
+            (Piece { first: i == 0, last: i + 1 == self.pieces }, units.start * unit..units.end * unit)
+        })
+    }
+}
+
+/// What is to be asked for while a tile is computed: its part of the same steps of a later panel.
+struct Ahead {
+    panel: usize,
+    tile: usize,
+    tiles: usize,
+}
+
+impl Ahead {
+    /// These steps of `panel`, and of the later one what this tile asks for. A panel is `len` long.
+    #[inline(always)]
+    fn of<'a, T>(
+        &self,
+        panels: &'a [T],
+        len: usize,
+        w: usize,
+        panel: usize,
+        steps: &Range<usize>,
+    ) -> (&'a [T], &'a [T]) {
+        let a_step = w * per_step::<T>();
+        let of = |panel: usize| panels.get(panel * len + steps.start * a_step..panel * len + steps.end * a_step);
+        let next = of(self.panel).unwrap_or_default();
+        (of(panel).unwrap_or_default(), &next[part(next.len(), self.tiles, self.tile)])
     }
 }
 

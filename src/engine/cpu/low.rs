@@ -8,7 +8,7 @@
 use super::attention::{LowHead, LowScratch};
 use super::exec::SharedRows;
 use super::int8::QuantizeKernel;
-use super::kernels::{TILE_ROWS, Tile, per_step};
+use super::kernels::{Blocking, Tile, per_step};
 use crate::model::HiddenAct;
 
 /// The row length of a bf16 or int8 matrix that is `width` wide.
@@ -18,9 +18,12 @@ pub(super) const fn stride(width: usize) -> usize {
     width.next_multiple_of(64)
 }
 
+/// The steps that AMX takes in one multiplication.
+pub(super) const UNIT: usize = 16;
+
 /// The steps of a tile that has `k` bf16 or int8 inputs: whole multiplications of AMX.
 pub(super) const fn steps<T>(k: usize) -> usize {
-    k.div_ceil(per_step::<T>()).next_multiple_of(16)
+    k.div_ceil(per_step::<T>()).next_multiple_of(UNIT)
 }
 
 /// Unsafe as `rows_bf16::epilogue` is.
@@ -28,8 +31,7 @@ type EpilogueKernel = unsafe fn(Option<HiddenAct>, &[[f32; 32]], &[f32], &Shared
 
 /// What each computes is said where it is defined.
 pub(super) struct LowKernels {
-    /// Most rows of a tile.
-    pub rows: usize,
+    pub blocking: Blocking,
     pub tile: fn(Tile<'_, u16>),
     pub round: fn(&[f32], usize, &mut [u16]),
     /// Rows of `stride(k)` to int8.
@@ -40,7 +42,7 @@ pub(super) struct LowKernels {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) static AVX512_BF16: LowKernels = LowKernels {
-    rows: TILE_ROWS,
+    blocking: Blocking::VECTORS,
     tile: super::tile_bf16::tile,
     // SAFETY: the table is only given out where the CPU has the instructions.
     round: |x, width, out| unsafe { super::rows_bf16::round(x, width, out) },
@@ -54,7 +56,7 @@ pub(super) static AVX512_BF16: LowKernels = LowKernels {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) static AMX: LowKernels = LowKernels {
-    rows: super::tile_amx::ROWS,
+    blocking: super::tile_amx::BLOCKING,
     tile: super::tile_amx::tile_bf16,
     // SAFETY: as above.
     head: |head, scratch| unsafe { super::attention_bf16::head::<true>(head, scratch) },

@@ -60,13 +60,14 @@ pub(super) fn store_bf16(x: &mut [u16], v: __m512) {
     }
 }
 
-/// `e^x`, relative error below 4e-6; 0 below -104. NaN gives NaN.
+/// `e^x`, relative error below 4e-6; below -86.6 it is `e^-86.6`. NaN gives NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn exp(x: __m512) -> __m512 {
     let t = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
-    // -infinity less its rounding would be NaN.
-    let t = _mm512_max_ps(_mm512_set1_ps(-160.0), t);
+    // -infinity less its rounding would be NaN, and a result that is not a normal number takes Intel's CPUs a hundred
+    // cycles.
+    let t = _mm512_max_ps(_mm512_set1_ps(-125.0), t);
     let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(t);
     let r = _mm512_sub_ps(t, n);
     // 2^r for |r| <= 1/2.
@@ -146,7 +147,10 @@ mod tests {
         }
         // SAFETY: as above.
         let exp_of = |x| each(|x| unsafe { exp(x) }, x);
-        assert_eq!((exp_of(0.0), exp_of(f32::NEG_INFINITY), exp_of(-1e9)), (0.999_999_3, 0.0, 0.0));
+        assert_eq!(exp_of(0.0), 0.999_999_3);
+        for small in [exp_of(f32::NEG_INFINITY), exp_of(-1e9), exp_of(-88.0)] {
+            assert!(small.is_normal() && small < 3e-38);
+        }
         assert!(exp_of(f32::NAN).is_nan());
         for act in [HiddenAct::Gelu, HiddenAct::GeluTanh, HiddenAct::Relu] {
             // SAFETY: as above.

@@ -11,15 +11,16 @@ use std::arch::x86_64::*;
 use std::cell::Cell;
 
 use super::int8::Scales;
-use super::kernels::{PANEL, Tile};
+use super::kernels::{Blocking, MOST_PANELS, PANEL, Tile};
+use super::low::UNIT;
 
 /// Most rows of a tile.
 pub(super) const ROWS: usize = 32;
+/// A piece of a tile's rows, 24 KiB, stays in the first-level cache while those of the panels pass by, and the panels
+/// in the second-level one: rows do not follow each other in memory, and the CPU sees less well which it needs next.
+pub(super) const BLOCKING: Blocking = Blocking { rows: ROWS, panels: MOST_PANELS, steps: 12 * UNIT };
 /// Rows of a register.
 const HALF: usize = 16;
-/// Steps that one multiplication takes: a register has rows of 64 bytes. Whole numbers of them are all that a tile can
-/// do.
-pub(super) const STEPS: usize = 16;
 
 /// Whether this CPU has AMX and the system lets this process use it, which is asked for here. Linux has to make room
 /// for the registers of its threads.
@@ -65,7 +66,7 @@ unsafe fn configure(rows: usize) {
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], bytes_a_row: [0; 16], rows: [0; 16] };
         config.bytes_a_row[..8].fill(64);
         config.rows[..6].fill(rows);
-        config.rows[6..8].fill(STEPS as u8);
+        config.rows[6..8].fill(UNIT as u8);
         // SAFETY: the CPU has the instruction, and the 64 bytes are such a shape.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly, preserves_flags)) };
         SHAPE.set(rows);
@@ -80,7 +81,7 @@ pub(super) fn release() {
     }
 }
 
-/// The product of a tile with the instruction `$multiply`: raw sums into `out`. `next` is asked for on the way, as many
+/// The product of a tile with the instruction `$multiply`: raw sums into `out`, on top of those of earlier pieces. `next` is asked for on the way, as many
 /// lines each time round.
 macro_rules! product {
     ($t:expr, $multiply:literal) => {{
@@ -88,13 +89,19 @@ macro_rules! product {
         let half = t.rows.min(HALF);
         configure(half);
         let (lda, ldo) = (t.lda * size_of_val(&t.a[0]), t.ldo * size_of::<f32>());
-        let rounds = t.k / STEPS;
+        let rounds = t.k / UNIT;
         let lines = size_of_val(t.next).div_ceil(64).div_ceil(rounds.max(1));
         let (a, out) = (t.a.as_ptr().cast::<u8>(), t.out.as_mut_ptr().cast::<u8>());
         // The last rows, if more than 16: some of them may be in both halves.
         let second = t.rows - half;
         if second == 0 {
             asm!(
+                "test {i}, {i}",
+                "jnz 5f",
+                "tileloadd tmm0, [{out} + {ldo}]",
+                "tileloadd tmm1, [{out} + {ldo} + 64]",
+                "jmp 2f",
+                "5:",
                 "tilezero tmm0",
                 "tilezero tmm1",
                 "2:",
@@ -122,7 +129,7 @@ macro_rules! product {
                 b = inout(reg) t.b.as_ptr() => _,
                 next = inout(reg) t.next.as_ptr() => _,
                 rounds = inout(reg) rounds => _,
-                i = out(reg) _,
+                i = inout(reg) usize::from(t.piece.first) => _,
                 lines = in(reg) lines,
                 lda = in(reg) lda,
                 ldb = in(reg) 128_usize,
@@ -132,6 +139,14 @@ macro_rules! product {
             );
         } else {
             asm!(
+                "test {i}, {i}",
+                "jnz 5f",
+                "tileloadd tmm0, [{out} + {ldo}]",
+                "tileloadd tmm1, [{out} + {ldo} + 64]",
+                "tileloadd tmm2, [{out2} + {ldo}]",
+                "tileloadd tmm3, [{out2} + {ldo} + 64]",
+                "jmp 2f",
+                "5:",
                 "tilezero tmm0",
                 "tilezero tmm1",
                 "tilezero tmm2",
@@ -169,7 +184,7 @@ macro_rules! product {
                 b = inout(reg) t.b.as_ptr() => _,
                 next = inout(reg) t.next.as_ptr() => _,
                 rounds = inout(reg) rounds => _,
-                i = out(reg) _,
+                i = inout(reg) usize::from(t.piece.first) => _,
                 lines = in(reg) lines,
                 lda = in(reg) lda,
                 ld = inout(reg) 128_usize => _,
@@ -184,21 +199,23 @@ macro_rules! product {
 
 /// Only in the table of kernels that is given out where [`available`] is true.
 pub(super) fn tile_bf16(mut t: Tile<'_, u16>) {
-    t.check::<PANEL, ROWS>();
-    assert!(t.k.is_multiple_of(STEPS) && t.k > 0);
+    t.check_rows::<PANEL, ROWS>();
+    assert!(t.k.is_multiple_of(UNIT) && t.k > 0);
     // SAFETY: the CPU has AMX, and `check` has compared the lengths with what is read and written.
     unsafe { product!(&mut t, "tdpbf16ps") }
 }
 
 /// The same.
 pub(super) fn tile_int8(mut t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
-    t.check::<PANEL, ROWS>();
-    assert!(t.k.is_multiple_of(STEPS) && t.k > 0);
+    t.check_rows::<PANEL, ROWS>();
+    assert!(t.k.is_multiple_of(UNIT) && t.k > 0);
     assert!(scales.rows.len() >= t.rows && scales.columns.len() >= PANEL && scales.sums.len() >= PANEL);
     // SAFETY: the CPU has AMX and AVX-512, and the lengths were compared with what is read and written.
     unsafe {
         product!(&mut t, "tdpbusd");
-        dequantize(&mut t, scales);
+        if t.piece.last {
+            dequantize(&mut t, scales);
+        }
     }
 }
 

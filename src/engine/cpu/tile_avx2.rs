@@ -4,14 +4,14 @@
 use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps};
 
 use super::exec::part;
-use super::kernels::{Ahead, TILE_ROWS, Tile};
+use super::kernels::{Ahead, Tile};
 
 /// Columns of the tile.
 pub(super) const WIDTH: usize = 16;
 
 /// Only in the table of kernels that is given out where the CPU has AVX2 and FMA.
 pub(super) fn tile(mut t: Tile<'_>) {
-    t.check::<WIDTH, TILE_ROWS>();
+    t.check::<WIDTH>();
     // Of like size: a block of few rows takes as long as one of four, since each sum waits for itself.
     let blocks = t.rows.div_ceil(6);
     for i in 0..blocks {
@@ -33,7 +33,7 @@ pub(super) fn tile(mut t: Tile<'_>) {
 /// Rows `first .. first + R` of the tile.
 ///
 /// # Safety
-/// `t.check::<WIDTH, TILE_ROWS>()` has passed, `first + R <= t.rows`.
+/// `t.check::<WIDTH>()` has passed, `first + R <= t.rows`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn block<const R: usize>(t: &mut Tile<'_>, first: usize, mut ahead: Ahead<'_>) {
     let mut sums = [[_mm256_setzero_ps(); 2]; R];

@@ -3,11 +3,11 @@
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps};
 
-use super::kernels::{Ahead, PANEL, TILE_ROWS, Tile, with_rows};
+use super::kernels::{Ahead, PANEL, Tile, with_rows};
 
 /// Only in the table of kernels that is given out where the CPU has AVX-512.
 pub(super) fn tile(t: Tile<'_>) {
-    t.check::<PANEL, TILE_ROWS>();
+    t.check::<PANEL>();
     // SAFETY: the CPU has AVX-512, and `check` has compared the lengths with what is read and written.
     unsafe { with_rows!(rows(t)) }
 }

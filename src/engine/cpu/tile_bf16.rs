@@ -6,11 +6,11 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
-use super::kernels::{Ahead, PANEL, TILE_ROWS, Tile, with_rows};
+use super::kernels::{Ahead, PANEL, Tile, with_rows};
 
 /// Only in the table of kernels that is given out where the CPU has AVX512-BF16.
 pub(super) fn tile(t: Tile<'_, u16>) {
-    t.check::<PANEL, TILE_ROWS>();
+    t.check::<PANEL>();
     // SAFETY: the CPU has AVX512-BF16, and `check` has compared the lengths with what is read and written.
     unsafe { with_rows!(rows(t)) }
 }

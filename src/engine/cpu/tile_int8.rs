@@ -7,11 +7,11 @@ use std::arch::x86_64::{
 };
 
 use super::int8::Scales;
-use super::kernels::{Ahead, PANEL, TILE_ROWS, Tile, with_rows};
+use super::kernels::{Ahead, PANEL, Tile, with_rows};
 
 /// Only in the table of kernels that is given out where the CPU has AVX512-VNNI.
 pub(super) fn tile(t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
-    t.check::<PANEL, TILE_ROWS>();
+    t.check::<PANEL>();
     assert!(scales.rows.len() >= t.rows && scales.columns.len() >= PANEL && scales.sums.len() >= PANEL);
     // SAFETY: the CPU has AVX512-VNNI, and the lengths were compared with what is read and written.
     unsafe { with_rows!(rows(t, scales)) }

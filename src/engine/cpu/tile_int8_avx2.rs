@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::exec::part;
 use super::int8::Scales;
-use super::kernels::{Ahead, TILE_ROWS, Tile};
+use super::kernels::{Ahead, Tile};
 use super::tile_avx2::WIDTH;
 
 /// 255 times 128 is less than 2^15; one is left for rounding.
@@ -15,7 +15,7 @@ pub(super) const PAIR: f32 = 127.0;
 
 /// Only in the table of kernels that is given out where the CPU has AVX2.
 pub(super) fn tile(mut t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
-    t.check::<WIDTH, TILE_ROWS>();
+    t.check::<WIDTH>();
     assert!(scales.rows.len() >= t.rows && scales.columns.len() >= WIDTH && scales.sums.len() >= WIDTH);
     let blocks = t.rows.div_ceil(6);
     for i in 0..blocks {
@@ -37,7 +37,7 @@ pub(super) fn tile(mut t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
 /// Rows `first .. first + R` of the tile.
 ///
 /// # Safety
-/// `t.check::<WIDTH, TILE_ROWS>()` has passed, `first + R <= t.rows`, and `scales` has as many rows and 16 columns.
+/// `t.check::<WIDTH>()` has passed, `first + R <= t.rows`, and `scales` has as many rows and 16 columns.
 #[target_feature(enable = "avx2")]
 unsafe fn block<const R: usize>(t: &mut Tile<'_, u8, i8>, scales: &Scales<'_>, first: usize, mut ahead: Ahead<'_>) {
     let ones = _mm256_set1_epi16(1);

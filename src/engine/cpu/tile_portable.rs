@@ -1,10 +1,10 @@
 //! The tile of every other machine: the crate `gemm`, which has kernels of its own for NEON and older x86.
 #![allow(unsafe_code)]
 
-use super::kernels::{PANEL, TILE_ROWS, Tile};
+use super::kernels::{PANEL, Tile};
 
 pub(super) fn tile(t: Tile<'_>) {
-    t.check::<PANEL, TILE_ROWS>();
+    t.check::<PANEL>();
     let (lda, ldo) = (t.lda as isize, t.ldo as isize);
     // SAFETY: `check` has compared the lengths with these shapes: out `[rows, 32]`, a `[rows, k]`, b `[k, 32]`.
     unsafe {
