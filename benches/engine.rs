@@ -32,14 +32,15 @@ fn main() {
     for threads in if all == 1 { vec![1] } else { vec![1, all] } {
         let pool = Arc::new(Pool::new(threads));
         for (dtype, multiply_adds) in dtypes() {
-            let (peak, peak_of_one) = peak(&pool, multiply_adds);
             let start = Instant::now();
             let options = CpuOptions { dtype, threads };
             let engine = cpu::load(&spec, &head, &weights, options, Arc::clone(&pool)).expect("an engine");
+            let loaded = start.elapsed();
+            let (peak, peak_of_one) = peak(&pool, amx(&*engine, dtype).unwrap_or(multiply_adds));
             println!(
                 "\n{} (loaded in {:.0} ms); peak {:.0} GFLOP/s by the clock, {:.0} of a thread's time",
                 engine.describe(),
-                start.elapsed().as_secs_f64() * 1e3,
+                loaded.as_secs_f64() * 1e3,
                 peak / 1e9,
                 peak_of_one / 1e9,
             );
@@ -167,6 +168,56 @@ fn dtypes() -> Vec<(Dtype, MultiplyAdds)> {
     }
     all
 }
+
+/// The loop of AMX, where `engine` uses it for this dtype.
+fn amx(engine: &dyn Engine, dtype: Dtype) -> Option<MultiplyAdds> {
+    #[cfg(target_arch = "x86_64")]
+    if engine.describe().contains(" amx ") {
+        #[allow(unsafe_code)]
+        return match dtype {
+            // SAFETY: the engine uses these instructions, so that this process may.
+            Dtype::Bf16 => Some(|rounds| unsafe { multiply_adds_amx!("tdpbf16ps", rounds) } * 32),
+            // SAFETY: as above.
+            Dtype::Int8 => Some(|rounds| unsafe { multiply_adds_amx!("tdpbusd", rounds) } * 64),
+            _ => None,
+        };
+    }
+    let _ = (engine, dtype);
+    None
+}
+
+/// `$rounds / 8` rounds of an instruction of AMX on four registers of sums: how often a register of 16 x 16 sums was
+/// added to, times their number, for each of the numbers that one sum takes at once.
+#[cfg(target_arch = "x86_64")]
+macro_rules! multiply_adds_amx {
+    ($instruction:literal, $rounds:expr) => {{
+        // Palette 1, 64 bytes a row and 16 rows in each of 8 registers.
+        #[repr(align(64))]
+        struct Config([u8; 64]);
+        let mut config = Config([0; 64]);
+        config.0[0] = 1;
+        config.0[16..32].copy_from_slice(&[64, 0].repeat(8));
+        config.0[48..56].fill(16);
+        let rounds: usize = $rounds / 8;
+        std::arch::asm!(
+            "ldtilecfg [{config}]",
+            "2:",
+            concat!($instruction, " tmm0, tmm4, tmm6"),
+            concat!($instruction, " tmm1, tmm4, tmm7"),
+            concat!($instruction, " tmm2, tmm5, tmm6"),
+            concat!($instruction, " tmm3, tmm5, tmm7"),
+            "dec {rounds}",
+            "jnz 2b",
+            "tilerelease",
+            config = in(reg) &raw const config,
+            rounds = inout(reg) rounds => _,
+            options(nostack),
+        );
+        rounds * 4 * 2 * 16 * 16
+    }};
+}
+#[cfg(target_arch = "x86_64")]
+use multiply_adds_amx;
 
 /// Runs `rounds` rounds of independent multiply-adds and returns how many operations that were.
 fn multiply_adds(rounds: usize) -> usize {

@@ -7,7 +7,7 @@ use super::int8::{self, Int8Kernels};
 use super::low::{self, LowKernels};
 use super::rows::Epilogue;
 #[cfg(target_arch = "x86_64")]
-use super::tile_amx;
+use super::{tile_amx, tile_bf16};
 use crate::engine::Dtype;
 
 /// The most columns of a tile; weights are packed in panels of as many as one has ([`Kernels::panel`]).
@@ -307,14 +307,18 @@ impl Kernels {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
             let vnni_here = avx512_here && is_x86_feature_detected!("avx512vnni");
-            if vnni_here && is_x86_feature_detected!("avx512bf16") {
-                if tile_amx::available() {
-                    all.push(&AMX);
-                }
+            let bf16_here = vnni_here && is_x86_feature_detected!("avx512bf16");
+            if bf16_here && tile_amx::available() {
+                all.push(&AMX);
+            }
+            if bf16_here && tile_bf16::is_fast() {
                 all.push(&AVX512_BF16);
             }
             if vnni_here {
                 all.push(&AVX512_VNNI);
+                if bf16_here && !tile_bf16::is_fast() {
+                    all.push(&AVX512_BF16);
+                }
             } else if avx512_here {
                 all.push(&avx512::AVX512);
             }

@@ -2,11 +2,18 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m512bh, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
+    __cpuid, __m512bh, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
 };
 use std::mem::transmute;
 
 use super::kernels::{Ahead, PANEL, Tile, with_rows};
+
+/// Whether the CPU multiplies bf16 faster than fp32 with this. Intel's take twice as long for one such instruction as
+/// for one of fp32 that does half the work (Granite Rapids: 107 GFLOP/s a core, and 215 in fp32).
+pub(super) fn is_fast() -> bool {
+    let vendor = __cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() != b"GenuineIntel"
+}
 
 /// Only in the table of kernels that is given out where the CPU has AVX512-BF16.
 pub(super) fn tile(t: Tile<'_, u16>) {
