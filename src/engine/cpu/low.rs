@@ -1,5 +1,5 @@
-//! The kernels of bf16, as a table beside that of fp32 (`kernels.rs`). One instruction set has them: AVX-512 with BF16.
-//! Where it is missing, models run in fp32, and what int8 leaves over does too.
+//! The kernels of bf16, as a table beside that of fp32 (`kernels.rs`): for AVX-512 with BF16, and for AMX beside it. Where
+//! both are missing, models run in fp32, and what int8 leaves over does too.
 //!
 //! Matrices of bf16 and int8 have rows of [`stride`] numbers, zeros past their width (or what zero is quantized to), so
 //! that a tile is always written whole.
