@@ -76,7 +76,12 @@ enum SharedOut<'a> {
 
 /// A tile's result, whose rows begin at cache lines.
 #[repr(align(64))]
+#[derive(Clone, Copy)]
 struct Block([[f32; PANEL]; MOST_ROWS]);
+
+impl Block {
+    const ZERO: Self = Self([[0.0; PANEL]; MOST_ROWS]);
+}
 
 impl Linear {
     /// Packs `parts`, whose outputs follow one another, for `kernels`; each is multiplied by its factor. `norm` is the
@@ -160,7 +165,15 @@ impl Linear {
             let rows = part(rows, row_parts, task / panel_parts);
             let panels = part(n.div_ceil(self.panel), panel_parts, task % panel_parts);
             let blocks = rows.len().div_ceil((kernels.sweep / (width * size)).max(plan.rows));
-            let mut sums = [const { Block([[0.0; PANEL]; MOST_ROWS]) }; MOST_PANELS];
+            // One for each panel where sums wait for the next piece.
+            let (mut one, mut many);
+            let sums: &mut [Block] = if plan.pieces == 1 {
+                one = [Block::ZERO];
+                &mut one
+            } else {
+                many = [Block::ZERO; MOST_PANELS];
+                &mut many
+            };
             let _tiles = kernels.tiles();
             for i in 0..blocks {
                 let block = part(rows.len(), blocks, i);
@@ -171,7 +184,8 @@ impl Linear {
                         let at = part(block.len(), tiles, tile);
                         let first = rows.start + block.start + at.start;
                         for (piece, steps) in plan.pieces() {
-                            for (panel, sums) in group.clone().zip(&mut sums) {
+                            for panel in group.clone() {
+                                let sums = &mut sums[(panel - group.start) % sums.len()];
                                 let ahead = Ahead { panel: panel + group.len(), tile, tiles };
                                 let rows = first..first + at.len();
                                 self.product(kernels, a, rows, (panel, steps.clone(), piece), ahead, &mut sums.0);
