@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::aligned::Aligned;
 use super::exec::{Exec, SharedRows, part};
-use super::kernels::{Kernels, MOST_ROWS, PANEL, Piece, TILE_ROWS, Tile};
+use super::kernels::{Kernels, MOST_ROWS, PANEL, TILE_ROWS, Tile};
 use super::low::{LowKernels, steps, stride};
 use super::scratch::Slots;
 use crate::error::Result;
@@ -239,17 +239,7 @@ impl Attention<'_> {
                 for (i, panel) in panels.enumerate() {
                     let b = &scratch.keys[panel * d * w..][..d * w];
                     let (a, out) = (&query[start * 3 * h..], &mut scratch.scores[i * w..]);
-                    (self.kernels.tile)(Tile {
-                        rows,
-                        k: d,
-                        a,
-                        lda: 3 * h,
-                        b,
-                        out,
-                        ldo: SCORES,
-                        next: &[],
-                        piece: Piece::WHOLE,
-                    });
+                    (self.kernels.tile)(Tile::whole(rows, d, (a, 3 * h), b, (out, SCORES)));
                 }
                 let mut rescale = [0.0; TILE_ROWS];
                 for i in 0..rows {
@@ -262,17 +252,7 @@ impl Attention<'_> {
                     let mut out = [[0.0; PANEL]; TILE_ROWS];
                     let b = &scratch.values[(panel * len + keys.start) * w..][..keys.len() * w];
                     let (a, product) = (&scratch.scores[..], out.as_flattened_mut());
-                    (self.kernels.tile)(Tile {
-                        rows,
-                        k: keys.len(),
-                        a,
-                        lda: SCORES,
-                        b,
-                        out: product,
-                        ldo: PANEL,
-                        next: &[],
-                        piece: Piece::WHOLE,
-                    });
+                    (self.kernels.tile)(Tile::whole(rows, keys.len(), (a, SCORES), b, (product, PANEL)));
                     for i in 0..rows {
                         let sums = &mut scratch.sums[i * width + panel * w..][..w];
                         sums.iter_mut().zip(&out[i]).for_each(|(s, x)| *s = *s * rescale[i] + x);

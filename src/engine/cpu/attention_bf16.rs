@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::attention::{KEYS, LowHead, LowScratch, SCORES};
 use super::exec::part;
-use super::kernels::{MOST_ROWS, PANEL, Piece, TILE_ROWS, Tile};
+use super::kernels::{MOST_ROWS, PANEL, TILE_ROWS, Tile};
 use super::low::steps;
 use super::simd::{exp, first, load, store, store_bf16};
 use super::{tile_amx, tile_bf16};
@@ -18,7 +18,7 @@ use super::{tile_amx, tile_bf16};
 pub(super) unsafe fn head<const AMX: bool>(head: &LowHead<'_>, scratch: &mut LowScratch) {
     let (len, d, stride) = (head.len, head.head_dim, head.stride);
     let (pairs, token_pairs, width) = (steps::<u16>(d), steps::<u16>(len), d.next_multiple_of(PANEL));
-    let most = if AMX { tile_amx::ROWS } else { TILE_ROWS };
+    let most = if AMX { MOST_ROWS } else { TILE_ROWS };
     let product = |t: Tile<'_, u16>| if AMX { tile_amx::tile_bf16(t) } else { tile_bf16::tile(t) };
     pack_keys(head.keys, stride, len, d, &mut scratch.keys);
     pack_values(head.values, stride, len, d, &mut scratch.values);
@@ -34,7 +34,7 @@ pub(super) unsafe fn head<const AMX: bool>(head: &LowHead<'_>, scratch: &mut Low
             for (i, panel) in (from / PANEL..keys.end.div_ceil(PANEL)).enumerate() {
                 let b = &packed_keys[panel * pairs * 2 * PANEL..][..pairs * 2 * PANEL];
                 let (a, out) = (&head.query[start * stride..], &mut scores[i * PANEL..]);
-                product(Tile { rows, k: pairs, a, lda: stride, b, out, ldo: SCORES, next: &[], piece: Piece::WHOLE });
+                product(Tile::whole(rows, pairs, (a, stride), b, (out, SCORES)));
             }
             let (mut now, mut added) = (max, [0.0; MOST_ROWS]);
             for i in 0..rows {
@@ -54,32 +54,12 @@ pub(super) unsafe fn head<const AMX: bool>(head: &LowHead<'_>, scratch: &mut Low
                 let b = &packed_values[(panel * token_pairs + from / 2) * 2 * PANEL..][..k * 2 * PANEL];
                 let sums = &mut sums[panel * PANEL..];
                 if from == 0 {
-                    product(Tile {
-                        rows,
-                        k,
-                        a: weights,
-                        lda: SCORES,
-                        b,
-                        out: sums,
-                        ldo: width,
-                        next: &[],
-                        piece: Piece::WHOLE,
-                    });
+                    product(Tile::whole(rows, k, (weights, SCORES), b, (sums, width)));
                     continue;
                 }
                 let mut out = [[0.0; PANEL]; MOST_ROWS];
                 let added = out.as_flattened_mut();
-                product(Tile {
-                    rows,
-                    k,
-                    a: weights,
-                    lda: SCORES,
-                    b,
-                    out: added,
-                    ldo: PANEL,
-                    next: &[],
-                    piece: Piece::WHOLE,
-                });
+                product(Tile::whole(rows, k, (weights, SCORES), b, (added, PANEL)));
                 for (i, out) in out[..rows].iter().enumerate() {
                     for j in [0, 16] {
                         let sums = &mut sums[i * width + j..];

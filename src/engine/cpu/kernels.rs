@@ -2,6 +2,8 @@
 //! loads; the tests run every table that the machine can run.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use super::exec::{SharedRows, part};
 use super::int8::{self, Int8Kernels};
 use super::low::{self, LowKernels};
@@ -14,7 +16,7 @@ use crate::engine::Dtype;
 pub(super) const PANEL: usize = 32;
 /// Most rows of a tile in registers of vectors.
 pub(super) const TILE_ROWS: usize = 12;
-/// Most rows of any tile.
+/// Most rows of any tile: two registers of AMX.
 pub(super) const MOST_ROWS: usize = 32;
 /// Most panels of any [`Blocking`].
 pub(super) const MOST_PANELS: usize = 8;
@@ -50,11 +52,6 @@ pub(super) struct Piece {
     pub last: bool,
 }
 
-impl Piece {
-    /// All steps.
-    pub(super) const WHOLE: Self = Self { first: true, last: true };
-}
-
 /// In which order a linear layer's tiles are computed.
 #[derive(Clone, Copy)]
 pub(super) struct Blocking {
@@ -76,7 +73,19 @@ pub(super) const fn per_step<T>() -> usize {
     4 / size_of::<T>()
 }
 
-impl<A, B> Tile<'_, A, B> {
+impl<'a, A, B> Tile<'a, A, B> {
+    /// All steps of a product that no other follows at once.
+    #[inline(always)]
+    pub(super) fn whole(
+        rows: usize,
+        k: usize,
+        (a, lda): (&'a [A], usize),
+        b: &'a [B],
+        (out, ldo): (&'a mut [f32], usize),
+    ) -> Self {
+        Self { rows, k, a, lda, b, out, ldo, next: &[], piece: Piece { first: true, last: true } }
+    }
+
     /// Of a tile in registers of vectors, `W` columns wide. Panics unless the slices hold what the shapes say.
     #[inline(always)]
     pub(super) fn check<const W: usize>(&self) {
@@ -105,6 +114,8 @@ pub(super) struct Ahead<'a> {
     /// Steps from one request to the next, and lines a request.
     every: usize,
     lines_at_once: usize,
+    /// The steps that are left.
+    steps: Range<usize>,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -120,18 +131,23 @@ impl<'a> Ahead<'a> {
         let lines = bytes.len().div_ceil(64);
         let every = steps.checked_div(lines).map_or(steps, |every| every.max(EVERY));
         let requests = steps.div_ceil(every.max(1)).max(1);
-        Self { lines: bytes.chunks(64), every, lines_at_once: lines.div_ceil(requests) }
+        Self { lines: bytes.chunks(64), every, lines_at_once: lines.div_ceil(requests), steps: 0..steps }
     }
 
-    /// Asks for what is due before step `k`; returns up to which step nothing else is.
+    /// Asks for what is due now; returns the steps until something else is, `None` at the end.
     #[inline(always)]
-    pub(super) fn request(&mut self, k: usize, steps: usize) -> usize {
+    pub(super) fn stretch(&mut self) -> Option<Range<usize>> {
+        if self.steps.is_empty() {
+            return None;
+        }
         for _ in 0..self.lines_at_once {
             let Some(line) = self.lines.next() else { break };
             // SAFETY: a hint that reads nothing, of an instruction that every x86-64 has.
             unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast()) };
         }
-        steps.min(k + self.every)
+        let start = self.steps.start;
+        self.steps.start = self.steps.end.min(start + self.every);
+        Some(start..self.steps.start)
     }
 }
 
@@ -158,23 +174,12 @@ pub(super) struct Kernels {
     pub low: Option<&'static LowKernels>,
 }
 
-/// Calls `$rows::<R>($tile, ..)` for the tile's number of rows `R`, a constant.
+/// Calls `$f::<R> $args` for the number of rows `R`, one of the constants `$r`.
 #[cfg(target_arch = "x86_64")]
 macro_rules! with_rows {
-    ($rows:ident($tile:expr $(, $more:expr)*)) => {
-        match $tile.rows {
-            1 => $rows::<1>($tile $(, $more)*),
-            2 => $rows::<2>($tile $(, $more)*),
-            3 => $rows::<3>($tile $(, $more)*),
-            4 => $rows::<4>($tile $(, $more)*),
-            5 => $rows::<5>($tile $(, $more)*),
-            6 => $rows::<6>($tile $(, $more)*),
-            7 => $rows::<7>($tile $(, $more)*),
-            8 => $rows::<8>($tile $(, $more)*),
-            9 => $rows::<9>($tile $(, $more)*),
-            10 => $rows::<10>($tile $(, $more)*),
-            11 => $rows::<11>($tile $(, $more)*),
-            12 => $rows::<12>($tile $(, $more)*),
+    ($rows:expr, [$($r:literal)*], $f:ident $args:tt) => {
+        match $rows {
+            $($r => $f::<$r> $args,)*
             rows => unreachable!("a tile of {rows} rows"),
         }
     };

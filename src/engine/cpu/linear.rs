@@ -186,9 +186,9 @@ impl Linear {
                         for (piece, steps) in plan.pieces() {
                             for panel in group.clone() {
                                 let sums = &mut sums[(panel - group.start) % sums.len()];
-                                let ahead = Ahead { panel: panel + group.len(), tile, tiles };
+                                let later = Later { panel: panel + group.len(), tile, tiles };
                                 let rows = first..first + at.len();
-                                self.product(kernels, a, rows, (panel, steps.clone(), piece), ahead, &mut sums.0);
+                                self.product(kernels, a, rows, (panel, steps.clone(), piece), later, &mut sums.0);
                                 if piece.last {
                                     // SAFETY: this piece of `c` belongs to this task: the grid of parts does not
                                     // overlap.
@@ -232,23 +232,23 @@ impl Linear {
         a: Rows<'_>,
         rows: Range<usize>,
         (panel, steps, piece): (usize, Range<usize>, Piece),
-        ahead: Ahead,
+        later: Later,
         out: &mut [[f32; PANEL]; MOST_ROWS],
     ) {
         let (first, rows, k, out, ldo) = (rows.start, rows.len(), steps.len(), out.as_flattened_mut(), PANEL);
         match (&self.panels, a) {
             (Panels::F32(panels, len), Rows::F32(a)) => {
-                let (b, next) = ahead.of(panels, *len, self.panel, panel, &steps);
+                let (b, next) = later.of(panels, *len, self.panel, panel, &steps);
                 (kernels.tile)(Tile { rows, k, a: &a[first * self.k..], lda: self.k, b, out, ldo, next, piece });
             }
             (Panels::Bf16(panels, len), Rows::Bf16(a)) => {
                 let (lda, a_start) = (stride(self.k), 2 * steps.start);
-                let (b, next) = ahead.of(panels, *len, self.panel, panel, &steps);
+                let (b, next) = later.of(panels, *len, self.panel, panel, &steps);
                 (low(kernels).tile)(Tile { rows, k, a: &a[first * lda + a_start..], lda, b, out, ldo, next, piece });
             }
             (Panels::Int8 { panels, len, scales, sums, .. }, Rows::Int8(a, row_scales)) => {
                 let (lda, a_start) = (stride(self.k), 4 * steps.start);
-                let (b, next) = ahead.of(panels, *len, self.panel, panel, &steps);
+                let (b, next) = later.of(panels, *len, self.panel, panel, &steps);
                 let columns = panel * self.panel..(panel + 1) * self.panel;
                 let scales =
                     Scales { rows: &row_scales[first..], columns: &scales[columns.clone()], sums: &sums[columns] };
@@ -306,13 +306,13 @@ impl Plan {
 }
 
 /// What is to be asked for while a tile is computed: its part of the same steps of a later panel.
-struct Ahead {
+struct Later {
     panel: usize,
     tile: usize,
     tiles: usize,
 }
 
-impl Ahead {
+impl Later {
     /// These steps of `panel`, and of the later one what this tile asks for. A panel is `len` long.
     #[inline(always)]
     fn of<'a, T>(

@@ -11,14 +11,12 @@ use std::arch::x86_64::*;
 use std::cell::Cell;
 
 use super::int8::Scales;
-use super::kernels::{Blocking, MOST_PANELS, PANEL, Tile};
+use super::kernels::{Blocking, MOST_PANELS, MOST_ROWS, PANEL, Tile};
 use super::low::UNIT;
 
-/// Most rows of a tile.
-pub(super) const ROWS: usize = 32;
 /// A piece of a tile's rows, 24 KiB, stays in the first-level cache while those of the panels pass by, and the panels
 /// in the second-level one: rows do not follow each other in memory, and the CPU sees less well which it needs next.
-pub(super) const BLOCKING: Blocking = Blocking { rows: ROWS, panels: MOST_PANELS, steps: 12 * UNIT };
+pub(super) const BLOCKING: Blocking = Blocking { rows: MOST_ROWS, panels: MOST_PANELS, steps: 12 * UNIT };
 /// Rows of a register.
 const HALF: usize = 16;
 
@@ -178,7 +176,7 @@ macro_rules! product {
 
 /// Only in the table of kernels that is given out where [`available`] is true.
 pub(super) fn tile_bf16(mut t: Tile<'_, u16>) {
-    t.check_rows::<PANEL, ROWS>();
+    t.check_rows::<PANEL, MOST_ROWS>();
     assert!(t.k.is_multiple_of(UNIT) && t.k > 0);
     // SAFETY: the CPU has AMX, and `check` has compared the lengths with what is read and written.
     unsafe { product!(&mut t, "tdpbf16ps") }
@@ -186,7 +184,7 @@ pub(super) fn tile_bf16(mut t: Tile<'_, u16>) {
 
 /// The same.
 pub(super) fn tile_int8(mut t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
-    t.check_rows::<PANEL, ROWS>();
+    t.check_rows::<PANEL, MOST_ROWS>();
     assert!(t.k.is_multiple_of(UNIT) && t.k > 0);
     assert!(scales.rows.len() >= t.rows && scales.columns.len() >= PANEL && scales.sums.len() >= PANEL);
     // SAFETY: the CPU has AMX and AVX-512, and the lengths were compared with what is read and written.

@@ -4,7 +4,7 @@
 use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps};
 
 use super::exec::part;
-use super::kernels::{Ahead, Tile};
+use super::kernels::{Ahead, Tile, with_rows};
 
 /// Columns of the tile.
 pub(super) const WIDTH: usize = 16;
@@ -17,16 +17,8 @@ pub(super) fn tile(mut t: Tile<'_>) {
     for i in 0..blocks {
         let rows = part(t.rows, blocks, i);
         let ahead = Ahead::new(t.next, i, blocks, t.k);
-        macro_rules! block {
-            ($($r:literal)*) => {
-                match rows.len() {
-                    // SAFETY: the CPU has AVX2 and FMA, and `check` has compared the lengths with what is used.
-                    $($r => unsafe { block::<$r>(&mut t, rows.start, ahead) },)*
-                    rows => unreachable!("a block of {rows} rows"),
-                }
-            };
-        }
-        block!(1 2 3 4 5 6);
+        // SAFETY: the CPU has AVX2 and FMA, and `check` has compared the lengths with what is used.
+        unsafe { with_rows!(rows.len(), [1 2 3 4 5 6], block(&mut t, rows.start, ahead)) }
     }
 }
 
@@ -42,10 +34,8 @@ unsafe fn block<const R: usize>(t: &mut Tile<'_>, first: usize, mut ahead: Ahead
     unsafe {
         let a = t.a.as_ptr().add(first * t.lda);
         let b = t.b.as_ptr();
-        let mut start = 0;
-        while start < t.k {
-            let end = ahead.request(start, t.k);
-            for k in start..end {
+        while let Some(steps) = ahead.stretch() {
+            for k in steps {
                 let (b0, b1) = (_mm256_loadu_ps(b.add(k * WIDTH)), _mm256_loadu_ps(b.add(k * WIDTH + 8)));
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let x = _mm256_set1_ps(*a.add(r * t.lda + k));
@@ -53,7 +43,6 @@ unsafe fn block<const R: usize>(t: &mut Tile<'_>, first: usize, mut ahead: Ahead
                     sums[1] = _mm256_fmadd_ps(x, b1, sums[1]);
                 }
             }
-            start = end;
         }
         let out = t.out.as_mut_ptr().add(first * t.ldo);
         for (r, sums) in sums.iter().enumerate() {

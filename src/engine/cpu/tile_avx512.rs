@@ -9,7 +9,7 @@ use super::kernels::{Ahead, PANEL, Tile, with_rows};
 pub(super) fn tile(t: Tile<'_>) {
     t.check::<PANEL>();
     // SAFETY: the CPU has AVX-512, and `check` has compared the lengths with what is read and written.
-    unsafe { with_rows!(rows(t)) }
+    unsafe { with_rows!(t.rows, [1 2 3 4 5 6 7 8 9 10 11 12], rows(t)) }
 }
 
 /// # Safety
@@ -19,10 +19,8 @@ unsafe fn rows<const R: usize>(t: Tile<'_>) {
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     let (a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
     let mut ahead = Ahead::new(t.next, 0, 1, t.k);
-    let mut start = 0;
-    while start < t.k {
-        let end = ahead.request(start, t.k);
-        for k in start..end {
+    while let Some(steps) = ahead.stretch() {
+        for k in steps {
             // SAFETY: `b` has `k` rows of 32, `a` `R` rows of `k` numbers that are `lda` apart.
             unsafe {
                 let (b0, b1) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
@@ -34,7 +32,6 @@ unsafe fn rows<const R: usize>(t: Tile<'_>) {
                 b = b.add(32);
             }
         }
-        start = end;
     }
     let out = t.out.as_mut_ptr();
     for (r, sums) in sums.iter().enumerate() {

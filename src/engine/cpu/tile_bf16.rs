@@ -20,7 +20,7 @@ pub(super) fn is_fast() -> bool {
 pub(super) fn tile(t: Tile<'_, u16>) {
     t.check::<PANEL>();
     // SAFETY: the CPU has AVX512-BF16, and `check` has compared the lengths with what is read and written.
-    unsafe { with_rows!(rows(t)) }
+    unsafe { with_rows!(t.rows, [1 2 3 4 5 6 7 8 9 10 11 12], rows(t)) }
 }
 
 /// # Safety
@@ -30,10 +30,8 @@ unsafe fn rows<const R: usize>(t: Tile<'_, u16>) {
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     let (a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
     let mut ahead = Ahead::new(t.next, 0, 1, t.k);
-    let mut start = 0;
-    while start < t.k {
-        let end = ahead.request(start, t.k);
-        for k in start..end {
+    while let Some(steps) = ahead.stretch() {
+        for k in steps {
             // SAFETY: `b` has `k` rows of 32 pairs, `a` `R` rows of `k` pairs that are `lda` numbers apart. The two
             // vector types are the same bits.
             unsafe {
@@ -48,7 +46,6 @@ unsafe fn rows<const R: usize>(t: Tile<'_, u16>) {
                 b = b.add(64);
             }
         }
-        start = end;
     }
     let out = t.out.as_mut_ptr();
     for (r, sums) in sums.iter().enumerate() {

@@ -14,7 +14,7 @@ pub(super) fn tile(t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
     t.check::<PANEL>();
     assert!(scales.rows.len() >= t.rows && scales.columns.len() >= PANEL && scales.sums.len() >= PANEL);
     // SAFETY: the CPU has AVX512-VNNI, and the lengths were compared with what is read and written.
-    unsafe { with_rows!(rows(t, scales)) }
+    unsafe { with_rows!(t.rows, [1 2 3 4 5 6 7 8 9 10 11 12], rows(t, scales)) }
 }
 
 /// # Safety
@@ -36,10 +36,8 @@ unsafe fn rows<const R: usize>(t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
     });
     let (a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
     let mut ahead = Ahead::new(t.next, 0, 1, t.k);
-    let mut start = 0;
-    while start < t.k {
-        let end = ahead.request(start, t.k);
-        for k in start..end {
+    while let Some(steps) = ahead.stretch() {
+        for k in steps {
             // SAFETY: `b` has `k` rows of 32 times four numbers, `a` `R` rows of `k` times four that are `lda` apart.
             unsafe {
                 let (b0, b1) = (_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(64).cast()));
@@ -51,7 +49,6 @@ unsafe fn rows<const R: usize>(t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
                 b = b.add(128);
             }
         }
-        start = end;
     }
     let out = t.out.as_mut_ptr();
     for (r, sums) in sums.iter().enumerate() {

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::exec::part;
 use super::int8::Scales;
-use super::kernels::{Ahead, Tile};
+use super::kernels::{Ahead, Tile, with_rows};
 use super::tile_avx2::WIDTH;
 
 /// 255 times 128 is less than 2^15; one is left for rounding.
@@ -21,16 +21,8 @@ pub(super) fn tile(mut t: Tile<'_, u8, i8>, scales: &Scales<'_>) {
     for i in 0..blocks {
         let rows = part(t.rows, blocks, i);
         let ahead = Ahead::new(t.next, i, blocks, t.k);
-        macro_rules! block {
-            ($($r:literal)*) => {
-                match rows.len() {
-                    // SAFETY: the CPU has AVX2, and the lengths were compared with what is read and written.
-                    $($r => unsafe { block::<$r>(&mut t, scales, rows.start, ahead) },)*
-                    rows => unreachable!("a block of {rows} rows"),
-                }
-            };
-        }
-        block!(1 2 3 4 5 6);
+        // SAFETY: the CPU has AVX2, and the lengths were compared with what is read and written.
+        unsafe { with_rows!(rows.len(), [1 2 3 4 5 6], block(&mut t, scales, rows.start, ahead)) }
     }
 }
 
@@ -47,10 +39,8 @@ unsafe fn block<const R: usize>(t: &mut Tile<'_, u8, i8>, scales: &Scales<'_>, f
     unsafe {
         let a = t.a.as_ptr().add(first * t.lda);
         let b = t.b.as_ptr();
-        let mut start = 0;
-        while start < t.k {
-            let end = ahead.request(start, t.k);
-            for k in start..end {
+        while let Some(steps) = ahead.stretch() {
+            for k in steps {
                 let b0 = _mm256_loadu_si256(b.add(64 * k).cast());
                 let b1 = _mm256_loadu_si256(b.add(64 * k + 32).cast());
                 for (r, sums) in sums.iter_mut().enumerate() {
@@ -59,7 +49,6 @@ unsafe fn block<const R: usize>(t: &mut Tile<'_, u8, i8>, scales: &Scales<'_>, f
                     sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_maddubs_epi16(x, b1), ones));
                 }
             }
-            start = end;
         }
         let out = t.out.as_mut_ptr().add(first * t.ldo);
         for (r, sums) in sums.iter().enumerate() {
